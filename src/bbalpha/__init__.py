@@ -1,0 +1,55 @@
+"""Make the dropout network you already have Bayesian: keep the model, change the loss."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bbalpha.layers import Dropout
+    from bbalpha.objectives import (
+        AlphaLoss,
+        CrossEntropy,
+        GaussianNLL,
+        alpha_loss,
+        binary_cross_entropy,
+        cross_entropy,
+        gaussian_nll,
+    )
+    from bbalpha.priors import param_groups, prior_kl
+    from bbalpha.sampling import sample
+    from bbalpha.sites import stochastic
+
+_HOMES = {
+    "layers": ["Dropout"],
+    "objectives": [
+        "AlphaLoss",
+        "CrossEntropy",
+        "GaussianNLL",
+        "alpha_loss",
+        "binary_cross_entropy",
+        "cross_entropy",
+        "gaussian_nll",
+    ],
+    "priors": ["param_groups", "prior_kl"],
+    "sampling": ["sample"],
+    "sites": ["stochastic"],
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are resolved on first use, so that `import bbalpha` costs next to nothing."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("bbalpha")
+    if name not in _HOME:
+        raise AttributeError(f"module 'bbalpha' has no attribute {name!r}")
+    value = getattr(import_module(f"bbalpha.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,413 @@
+"""Interception where randomness happens: every random torch call of a model, while its passes are run.
+
+Modules are not scanned for dropout; a `TorchFunctionMode` sees the calls themselves (functional dropout,
+attention dropout, the dropout between LSTM layers, `torch.rand` in a DropPath of one's own) and serves each
+from the generators of the passes. Because a pass always draws the same numbers in the same order, the passes
+can be run one by one ("single"), stacked in one large batch ("stacked") or under `torch.func.vmap`
+("vmapped") with equal results, and checked against each other.
+"""
+
+import math
+import types
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from bbalpha import masks
+from bbalpha.masks import Noise, Passes
+
+Layout = Literal["single", "stacked", "vmapped"]
+Observer = Callable[[str, float | None, bool], None]  # kind, rate, whether it fired
+
+
+class NotStackableError(Exception):
+    """A random call whose draws cannot be told apart by pass in this layout; run the passes one by one."""
+
+
+class Interception(TorchFunctionMode):
+    """Serves the random calls made inside the `with` block from the generators of `passes`.
+
+    Args:
+        passes: The generators; one pass for the "single" layout.
+        rows: N, the rows of the model's input in one pass.
+        layout: "single": tensors are those of one pass; "stacked": rows are the K copies of the batch, pass
+            after pass; "vmapped": inside `torch.func.vmap` over the pass.
+        shared: One draw for all rows of a pass instead of one a row.
+        batch_dim: The axis of the rows in the model's input, tried before axis 0 on tensors inside.
+        index: With "vmapped", the pass as the vmapped function sees it.
+        observer: Told of every random call: kind, rate, and whether it drew.
+    """
+
+    def __init__(
+        self,
+        passes: Passes,
+        rows: int,
+        *,
+        layout: Layout = "single",
+        shared: bool = False,
+        batch_dim: int = 0,
+        index: Tensor | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        super().__init__()
+        self.passes = passes
+        self.rows = rows
+        self.layout = layout
+        self.shared = shared
+        self.batch_dim = batch_dim
+        self.index = index
+        self.observer = observer
+        self.fired = 0
+        self.inside = False  # drawing for the model right now, for those who watch the dispatcher
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            return handler(self, *args, **kwargs)
+        body = _BODIES.get(func)
+        if body is not None:
+            with self:
+                return body(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    # ---- what handlers are made of
+
+    def dropped(self, x: Tensor, rate: float, *, channels: bool = False) -> Tensor:
+        """`x` with dropout at `rate`, of single units or of whole channels (N, C, ...)."""
+        self.fired += 1
+        self.inside = True
+        try:
+            if rate == 1.0:
+                return x * 0.0
+            rows, axis = self._split(x)
+            per_pass = rows.shape[1:] if self.layout == "stacked" else rows.shape
+            if channels:
+                per_pass = torch.Size((*per_pass[:2], *[1] * (len(per_pass) - 2)))
+            drawn, expand = self._drawn(per_pass)
+            noise = self.passes.noise(drawn, rate)
+            values = self._per_pass(expand(noise.values))
+            return self._join(masks.dropout(rows, Noise(values, noise.threshold, noise.scale)), axis)
+        finally:
+            self.inside = False
+
+    def filled(self, like: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:
+        """Random numbers of the shape of `like`, `fill(empty, generator)` for each pass."""
+        self.fired += 1
+        self.inside = True
+        try:
+            rows, axis = self._split(like, exact=True)
+            per_pass = rows.shape[1:] if self.layout == "stacked" else rows.shape
+            drawn, expand = self._drawn(per_pass)
+            values = torch.stack(
+                [
+                    fill(torch.empty(drawn, dtype=like.dtype, device=like.device), generator)
+                    for generator in self.passes.generators
+                ]
+            )
+            return self._join(self._per_pass(expand(values)), axis)
+        finally:
+            self.inside = False
+
+    def alone(self, what: str) -> torch.Generator:
+        """The generator of the one pass that is run; refuses where several are run together."""
+        self.fired += 1
+        if self.layout != "single":
+            raise NotStackableError(f"{what} draws for the whole batch at once")
+        return self.passes.generators[0]
+
+    def tell(self, kind: str, rate: float | None, fires: bool) -> None:
+        """Report a random call to the observer."""
+        if self.observer is not None:
+            self.observer(kind, rate, fires)
+
+    # ---- layouts
+
+    def _split(self, x: Tensor, exact: bool = False) -> tuple[Tensor, int]:
+        """X as (count, *shape of one pass) and the axis its rows came from; x itself if not stacked."""
+        if self.layout != "stacked":
+            return x, 0
+        stacked = self.passes.count * self.rows
+        axes = [a for a in dict.fromkeys((self.batch_dim, 0)) if a < x.ndim and x.shape[a] == stacked]
+        if not axes and not exact and x.ndim and x.shape[0] % stacked == 0:
+            axes = [0]  # rows times heads
+        if not axes:
+            raise NotStackableError(f"a random call on a tensor of shape {tuple(x.shape)} has no axis of rows")
+        return x.unflatten(axes[0], (self.passes.count, -1)).movedim(axes[0], 0), axes[0]
+
+    def _join(self, x: Tensor, axis: int) -> Tensor:
+        return x if self.layout != "stacked" else x.movedim(0, axis).flatten(axis, axis + 1)
+
+    def _per_pass(self, values: Tensor) -> Tensor:
+        """(count, ...) draws as the layout sees them."""
+        if self.layout == "single":
+            return values[0]
+        return values if self.index is None else values[self.index]
+
+    def _drawn(self, shape: torch.Size) -> tuple[torch.Size, Callable[[Tensor], Tensor]]:
+        """The shape to draw for one pass, and how (count, *drawn) becomes broadcastable to (count, *shape)."""
+        if not self.shared or self.rows == 1:
+            return shape, _same
+        for axis in dict.fromkeys((self.batch_dim, 0)):
+            if axis < len(shape) and shape[axis] == self.rows:
+                return torch.Size((*shape[:axis], 1, *shape[axis + 1 :])), _same
+        if len(shape) and shape[0] % self.rows == 0:  # rows times heads: one draw a head
+            heads = shape[0] // self.rows
+            return torch.Size((heads, *shape[1:])), lambda v: v.repeat(1, self.rows, *[1] * (v.ndim - 2))
+        return shape, _same
+
+
+def _same(values: Tensor) -> Tensor:
+    return values
+
+
+# ------------------------------------------------------------------------------ handlers: dropout and its kin
+
+
+def _dropout(mode: Interception, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    mode.tell("dropout", p, training and p > 0)
+    if not training or p <= 0 or p > 1:
+        return F.dropout(input, p, training, inplace)
+    return _put(mode, input, mode.dropped(input, p), inplace)
+
+
+def _feature_dropout(mode: Interception, input: Tensor, p: float, train: bool) -> Tensor:
+    mode.tell("channel dropout", p, train and p > 0)
+    if not train or p <= 0 or p > 1:
+        return torch.feature_dropout(input, p, train)
+    return mode.dropped(input, p, channels=True)
+
+
+def _alpha_dropout(mode: Interception, input: Tensor, p: float, train: bool) -> Tensor:
+    mode.tell("alpha dropout", p, train and p > 0)
+    if not train or p <= 0 or p >= 1:
+        return torch.alpha_dropout(input, p, train)
+    return _self_normalising(mode, input, p, channels=False)
+
+
+def _feature_alpha_dropout(mode: Interception, input: Tensor, p: float, train: bool) -> Tensor:
+    mode.tell("alpha dropout", p, train and p > 0)
+    if not train or p <= 0 or p >= 1:
+        return torch.feature_alpha_dropout(input, p, train)
+    return _self_normalising(mode, input, p, channels=True)
+
+
+def _self_normalising(mode: Interception, input: Tensor, p: float, *, channels: bool) -> Tensor:
+    """Alpha dropout: dropped units take SELU's lowest value, then mean and variance are restored."""
+    lowest = -1.7580993408473766
+    kept = mode.dropped(torch.ones_like(input), p, channels=channels) * (1 - p)  # 0 or 1
+    a = 1 / math.sqrt((1 + p * lowest**2) * (1 - p))
+    return (input * kept + lowest * (1 - kept)) * a - a * lowest * p
+
+
+def _rrelu(
+    mode: Interception, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False
+) -> Tensor:
+    mode.tell("rrelu", None, training)
+    if not training:
+        return torch.rrelu(input, lower, upper, training)
+    slope = mode.filled(input, lambda t, g: t.uniform_(lower, upper, generator=g))
+    return torch.where(input < 0, input * slope, input)
+
+
+def _attention(
+    mode: Interception,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Scaled dot-product attention; spelt out where it drops attention weights."""
+    mode.tell("attention dropout", dropout_p, dropout_p > 0)
+    if dropout_p <= 0:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~allowed, -math.inf)
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    return mode.dropped(scores.softmax(-1), dropout_p) @ value
+
+
+def _recurrent(kernel: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """torch.lstm and its kin, layer by layer so that the dropout between layers is ours."""
+
+    def handler(mode: Interception, *args: Any) -> tuple[Tensor, ...]:
+        packed = not isinstance(args[3], bool)  # (data, batch_sizes, hx, params, ...) or (input, hx, params, ...)
+        head, (hx, params, biases, layers, p, train, both, *rest) = args[: 1 + packed], args[1 + packed :]
+        fires = train and p > 0 and layers > 1
+        mode.tell("recurrent dropout", p, fires)
+        if not fires:
+            return kernel(*args)
+        directions = 2 if both else 1
+        size = len(params) // layers
+        states = hx if isinstance(hx, (tuple, list)) else (hx,)
+        out, finals = head[0], []
+        for layer in range(layers):
+            if layer:
+                out = mode.dropped(out, p)
+            span = slice(layer * directions, (layer + 1) * directions)
+            own = [s[span].contiguous() for s in states]
+            weights = params[layer * size : (layer + 1) * size]
+            out, *last = kernel(
+                out, *head[1:], own if isinstance(hx, (tuple, list)) else own[0], weights,
+                biases, 1, 0.0, train, both, *rest,
+            )  # fmt: skip
+            finals.append(last)
+        return (out, *(torch.cat(part) for part in zip(*finals, strict=True)))
+
+    return handler
+
+
+# ------------------------------------------------------------------------------ handlers: plain random numbers
+
+
+def _fill_(name: str) -> Callable[..., Tensor]:
+    """tensor.bernoulli_() and its kin."""
+
+    def handler(mode: Interception, input: Tensor, *args: Any, generator: Any = None, **kwargs: Any) -> Tensor:
+        mode.tell(name, None, True)
+        method = getattr(Tensor, name)
+        if generator is not None or any(isinstance(a, Tensor) for a in args):
+            return method(input, *args, generator=generator or mode.alone(name), **kwargs)  # type: ignore[no-any-return]
+        values = mode.filled(input, lambda t, g: method(t, *args, generator=g, **kwargs))
+        return _put(mode, input, values, True)
+
+    return handler
+
+
+def _new(name: str, empty: Callable[..., Tensor], fill: Callable[[Tensor, torch.Generator], Tensor]) -> Any:
+    """torch.rand and its kin: an empty tensor of the asked shape, filled."""
+
+    def handler(mode: Interception, *args: Any, generator: Any = None, **kwargs: Any) -> Tensor:
+        mode.tell(name, None, True)
+        requires_grad = kwargs.pop("requires_grad", False)
+        if generator is not None:
+            mode.alone(name)
+            return fill(empty(*args, **kwargs), generator).requires_grad_(requires_grad)
+        return mode.filled(empty(*args, **kwargs), fill).requires_grad_(requires_grad)
+
+    return handler
+
+
+def _bernoulli(mode: Interception, input: Tensor, p: float | None = None, *, generator: Any = None) -> Tensor:
+    mode.tell("bernoulli", p, True)
+    if generator is not None:
+        mode.alone("bernoulli")
+        return torch.bernoulli(input, generator=generator)
+    uniform = mode.filled(input, lambda t, g: t.uniform_(generator=g))
+    return (uniform < (input if p is None else p)).to(input.dtype)
+
+
+def _normal(mode: Interception, mean: Any, std: Any = 1.0, *size: Any, generator: Any = None, **kwargs: Any) -> Tensor:
+    mode.tell("normal", None, True)
+    if size or kwargs or generator is not None or not (isinstance(mean, Tensor) or isinstance(std, Tensor)):
+        return torch.normal(mean, std, *size, generator=generator or mode.alone("normal"), **kwargs)
+    like = torch.broadcast_tensors(torch.as_tensor(mean), torch.as_tensor(std))[0]
+    out: Tensor = mean + std * mode.filled(like, lambda t, g: t.normal_(generator=g))
+    return out
+
+
+def _whole(name: str) -> Callable[..., Any]:
+    """Random calls that know no rows (torch.randperm, multinomial): one pass at a time."""
+    func = getattr(torch, name)
+
+    def handler(mode: Interception, *args: Any, generator: Any = None, **kwargs: Any) -> Any:
+        mode.tell(name, None, True)
+        return func(*args, generator=generator or mode.alone(name), **kwargs)
+
+    return handler
+
+
+# ------------------------------------------------------------------------------ helpers and tables
+
+
+def _put(mode: Interception, input: Tensor, out: Tensor, inplace: bool) -> Tensor:
+    if not inplace:
+        return out
+    if mode.layout == "vmapped":
+        raise NotStackableError("an in-place random call cannot run under vmap")
+    return input.copy_(out)
+
+
+def _inplace(handler: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def changed(mode: Interception, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return _put(mode, input, handler(mode, input, *args, **kwargs), True)
+
+    return changed
+
+
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    F.dropout: _dropout,
+    torch.dropout: _dropout,
+    torch.dropout_: _inplace(_dropout),
+    torch.feature_dropout: _feature_dropout,
+    torch.feature_dropout_: _inplace(_feature_dropout),
+    torch.alpha_dropout: _alpha_dropout,
+    torch.alpha_dropout_: _inplace(_alpha_dropout),
+    torch.feature_alpha_dropout: _feature_alpha_dropout,
+    torch.feature_alpha_dropout_: _inplace(_feature_alpha_dropout),
+    torch.rrelu: _rrelu,
+    torch.rrelu_: _inplace(_rrelu),
+    F.scaled_dot_product_attention: _attention,
+    **{kernel: _recurrent(kernel) for kernel in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
+    **{
+        getattr(Tensor, name): _fill_(name)
+        for name in (
+            "bernoulli_", "uniform_", "normal_", "exponential_", "random_", "cauchy_", "log_normal_", "geometric_",
+        )
+    },
+    torch.rand: _new("rand", torch.empty, lambda t, g: t.uniform_(generator=g)),
+    torch.randn: _new("randn", torch.empty, lambda t, g: t.normal_(generator=g)),
+    torch.rand_like: _new("rand_like", torch.empty_like, lambda t, g: t.uniform_(generator=g)),
+    torch.randn_like: _new("randn_like", torch.empty_like, lambda t, g: t.normal_(generator=g)),
+    torch.bernoulli: _bernoulli,
+    Tensor.bernoulli: _bernoulli,
+    torch.normal: _normal,
+    **{getattr(torch, name): _whole(name) for name in ("randint", "randperm", "multinomial", "poisson")},
+    Tensor.multinomial: _whole("multinomial"),
+}  # fmt: skip
+
+# Python functions of torch that hide random calls: their bodies are run with the mode on. They ask at their
+# top whether somebody overrides them, which would call us again for ever; here that question is answered no.
+_NAMESPACE = dict(vars(F)) | {
+    name: lambda *_: False for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+}
+
+
+def _body(func: Any) -> Any:
+    copy = types.FunctionType(func.__code__, _NAMESPACE, func.__name__, func.__defaults__, func.__closure__)
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
+
+
+_BODIES: dict[Any, Any] = {
+    func: _body(func)
+    for func in (
+        F.dropout1d,
+        F.dropout2d,
+        F.dropout3d,
+        F.alpha_dropout,
+        F.feature_alpha_dropout,
+        F.rrelu,
+        F.gumbel_softmax,
+        F.multi_head_attention_forward,
+    )
+}

@@ -1,0 +1,60 @@
+"""The networks of the paper: a multilayer perceptron and a small CNN, as plain nn.Sequential.
+
+net = mlp([784, 1000, 1000, 1000, 10], dropout=0.5)
+"""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+
+def mlp(sizes: Sequence[int], *, dropout: float = 0.5, input_dropout: float | None = None) -> nn.Sequential:
+    """A ReLU network with dropout before every weight layer.
+
+    Args:
+        sizes: Widths from the inputs to the outputs, at least two.
+        dropout: The rate of being dropped, in [0, 1).
+        input_dropout: The rate at the inputs; None takes `dropout`. A rate of 0 puts no layer.
+
+    >>> mlp([4, 50, 1], dropout=0.1, input_dropout=0)
+    Sequential(
+      (0): Linear(in_features=4, out_features=50, bias=True)
+      (1): ReLU()
+      (2): Dropout(p=0.1, inplace=False)
+      (3): Linear(in_features=50, out_features=1, bias=True)
+    )
+    """
+    if len(sizes) < 2 or any(n < 1 for n in sizes):
+        raise ValueError(f"`sizes` must hold at least two positive widths, inputs to outputs; got {list(sizes)}.")
+    for name, rate in (("dropout", dropout), ("input_dropout", input_dropout)):
+        if rate is not None and not 0 <= rate < 1:
+            raise ValueError(f"`{name}` must be a rate in [0, 1); got {rate}.")
+    rates = [dropout if input_dropout is None else input_dropout] + [dropout] * (len(sizes) - 2)
+    layers: list[nn.Module] = []
+    for i, rate in enumerate(rates):
+        if i:
+            layers.append(nn.ReLU())
+        if rate:
+            layers.append(nn.Dropout(rate))
+        layers.append(nn.Linear(sizes[i], sizes[i + 1]))
+    return nn.Sequential(*layers)
+
+
+def cnn(*, n_classes: int = 10, dropout: float = 0.5, filters: int = 32, hidden: int = 100) -> nn.Sequential:
+    """The paper's CNN for 28 x 28 grey images (N, 1, 28, 28): dropout before each dense layer.
+
+    Two 3 x 3 convolutions, 2 x 2 max pooling, one hidden dense layer.
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, filters, 3),
+        nn.ReLU(),
+        nn.Conv2d(filters, filters, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(filters * 12 * 12, hidden),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(hidden, n_classes),
+    )
