@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bbalpha.checkpoint import load, save
     from bbalpha.layers import Dropout
     from bbalpha.objectives import (
         AlphaLoss,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from bbalpha.sites import stochastic
 
 _HOMES = {
+    "checkpoint": ["load", "save"],
     "layers": ["Dropout"],
     "objectives": [
         "AlphaLoss",

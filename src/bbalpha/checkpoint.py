@@ -1,0 +1,328 @@
+"""Model folders: safetensors weights and a JSON config, never pickle.
+
+    model/
+      config.json           what was saved: format, architecture, preprocessing, alpha, precision, facts, versions
+      weights.safetensors   the tensors
+      checksums.sha256      of both files, as `sha256sum -c` reads it
+
+A folder is written under a temporary name and renamed, so there is never half of one. Loading hashes the bytes
+it is about to read: one changed byte in any of the three files is an error. No file names code to run: a network
+made of torch's plain layers is rebuilt from a fixed list of them, any other is passed in by the caller.
+
+    save(net, "model"); net = load("model")
+    save(my_net, "model"); load("model", model=MyNet())
+"""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from bbalpha.layers import Dropout
+
+FORMAT = 1
+_CONFIG, _WEIGHTS, _CHECKSUMS = "config.json", "weights.safetensors", "checksums.sha256"
+
+
+class CorruptModelError(ValueError):
+    """A model folder whose bytes are not those that were written."""
+
+
+# ------------------------------------------------------------------------------ models
+
+
+def save(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    alpha: float | None = None,
+    precision: float | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+) -> None:
+    """Write `model` as the folder `path`; an older model there is replaced.
+
+    Args:
+        model: Any module. One of nn.Sequential and torch's plain layers is loaded back without further help.
+        path: The folder.
+        alpha: What it was trained with.
+        precision: Tau of the noise, for regression.
+        preprocessing: What its inputs go through first; plain values and tensors.
+        training: Facts worth keeping; plain values and tensors.
+
+    >>> import tempfile
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(net, f"{folder}/model", alpha=0.5)
+    ...     torch.equal(load(f"{folder}/model")[0].weight, net[0].weight)
+    True
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be a torch.nn.Module; got {type(model).__name__}.")
+    state = model.state_dict()
+    odd = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if odd:
+        raise TypeError(f"`model` must keep its state in tensors; {odd[0]!r} is a {type(state[odd[0]]).__name__}.")
+    content = {
+        "kind": "model",
+        "architecture": describe(model),
+        "alpha": alpha,
+        "precision": precision,
+        "preprocessing": dict(preprocessing or {}),
+        "training": dict(training or {}),
+        "state": dict(state),
+    }
+    write_folder(path, content)
+
+
+def load(path: str | os.PathLike[str], *, model: nn.Module | None = None) -> nn.Module:
+    """The model in the folder `path`, in evaluation mode.
+
+    Args:
+        path: A folder written by `save`.
+        model: Needed for an architecture of your own: a module of the same shape, whose state is replaced.
+
+    Raises:
+        CorruptModelError: If any byte of the folder has changed.
+    """
+    folder = read_folder(path)
+    content = folder.content
+    if "state" not in content:
+        raise ValueError(f"`path` must be a model folder; {str(path)!r} holds a {content.get('kind', 'folder')}.")
+    if model is None:
+        if content["architecture"] is None:
+            raise ValueError(
+                f"{str(path)!r} holds an architecture of its author's own; "
+                "build it and pass it: load(path, model=MyNet())."
+            )
+        model = build(content["architecture"])
+    try:
+        model.load_state_dict(content["state"])
+    except RuntimeError as error:
+        raise ValueError(f"`model` does not have the shape of the saved one: {error}") from error
+    return model.eval()
+
+
+# ------------------------------------------------------------------------------ architectures
+
+# the only layers a file can ask for, with the arguments that rebuild them
+_LAYERS: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {
+    "Linear": (nn.Linear, ("in_features", "out_features")),
+    "Conv2d": (nn.Conv2d, ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")),
+    "MaxPool2d": (nn.MaxPool2d, ("kernel_size", "stride", "padding")),
+    "Flatten": (nn.Flatten, ("start_dim", "end_dim")),
+    "Dropout": (nn.Dropout, ("p",)),
+    "Dropout2d": (nn.Dropout2d, ("p",)),
+    "FastDropout": (Dropout, ("p",)),
+    "ReLU": (nn.ReLU, ()),
+    "Tanh": (nn.Tanh, ()),
+    "Sigmoid": (nn.Sigmoid, ()),
+    "GELU": (nn.GELU, ("approximate",)),
+    "SiLU": (nn.SiLU, ()),
+    "Identity": (nn.Identity, ()),
+}
+_NAMES = {layer: name for name, (layer, _) in _LAYERS.items()}
+
+
+def describe(model: nn.Module) -> dict[str, Any] | None:
+    """The architecture of a network of plain layers as JSON values; None for any other.
+
+    >>> describe(nn.Sequential(nn.Dropout(0.1)))
+    {'layer': 'Sequential', 'children': {'0': {'layer': 'Dropout', 'p': 0.1}}}
+    """
+    if type(model) is nn.Sequential:
+        children = {name: describe(child) for name, child in model.named_children()}
+        whole = all(children.values()) and len(children) == len(model)  # a layer used twice is listed once
+        return {"layer": "Sequential", "children": children} if whole else None
+    name = _NAMES.get(type(model))
+    if name is None or model._forward_hooks or model._forward_pre_hooks:
+        return None
+    told: dict[str, Any] = {"layer": name}
+    for argument in _LAYERS[name][1]:
+        value = getattr(model, argument)
+        told[argument] = list(value) if isinstance(value, tuple) else value
+    if name in ("Linear", "Conv2d"):
+        told["bias"] = model.bias is not None
+    plain = getattr(model, "padding_mode", "zeros") == "zeros" and not getattr(model, "ceil_mode", False)
+    plain = plain and getattr(model, "dilation", 1) == 1 if name == "MaxPool2d" else plain
+    same_state = set(model.state_dict()) <= {"weight", "bias"}  # parametrised layers have more
+    return told if plain and same_state else None
+
+
+def build(architecture: Mapping[str, Any]) -> nn.Module:
+    """The network that `describe` told of, with fresh weights."""
+    options = dict(architecture)
+    name = options.pop("layer")
+    if name == "Sequential":
+        model = nn.Sequential()
+        for child, told in options["children"].items():
+            model.add_module(child, build(told))
+        return model
+    if name not in _LAYERS:
+        raise ValueError(f"The file asks for a layer {name!r} that this version of bbalpha does not know.")
+    with torch.random.fork_rng(devices=[]):  # the fresh weights are thrown away
+        return _LAYERS[name][0](**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+
+
+# ------------------------------------------------------------------------------ folders
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What a folder holds.
+
+    Attributes:
+        content: What was passed to `write_folder`.
+        versions: Of the libraries that wrote it.
+    """
+
+    content: dict[str, Any]
+    versions: dict[str, str]
+
+
+def write_folder(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
+    """Write nested dicts, lists, tuples, plain values and tensors as a folder, whole or not at all.
+
+    Args:
+        path: The folder; one written by us before is replaced, any other is left alone with an error.
+        content: What `read_folder` gives back.
+    """
+    target = Path(path)
+    if target.exists() and not (target / _CHECKSUMS).is_file() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"`path` must be new or a model folder; {str(path)!r} is something else. Choose another name.")
+    tensors: dict[str, Tensor] = {}
+    config = {"format": FORMAT, "versions": versions(), "content": _pack(content, tensors, "")}
+    files = {
+        _CONFIG: json.dumps(config, indent=1, allow_nan=False).encode(),
+        _WEIGHTS: safetensors.torch.save(tensors),
+    }
+    files[_CHECKSUMS] = _checksums(files)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
+    fresh.mkdir()
+    try:
+        for name, data in files.items():
+            _write(fresh / name, data)
+        _replace(target, fresh)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def read_folder(path: str | os.PathLike[str]) -> Folder:
+    """The content of a folder, every byte of it checked.
+
+    Raises:
+        FileNotFoundError: If there is no such folder.
+        CorruptModelError: If any byte has changed.
+        ValueError: If a newer bbalpha wrote it.
+    """
+    target = Path(path)
+    if not target.exists() and _older(target).exists():
+        target = _older(target)  # the writer died between its two renames
+    if not target.is_dir():
+        raise FileNotFoundError(f"`path` must be a model folder; {str(path)!r} does not exist.")
+    missing = [name for name in (_CONFIG, _WEIGHTS, _CHECKSUMS) if not (target / name).is_file()]
+    if missing:
+        raise CorruptModelError(f"`path` must be a model folder; {str(path)!r} has no {missing[0]}.")
+    files = {name: (target / name).read_bytes() for name in (_CONFIG, _WEIGHTS)}
+    told = (target / _CHECKSUMS).read_bytes()
+    if told != _checksums(files):
+        wrong = [n for n in files if f"{hashlib.sha256(files[n]).hexdigest()}  {n}\n".encode() not in told]
+        raise CorruptModelError(
+            f"{str(path)!r} is damaged: {wrong[0] if wrong else _CHECKSUMS} is not what was written. Save it again."
+        )
+    config = json.loads(files[_CONFIG])
+    if config.get("format") != FORMAT:
+        raise ValueError(
+            f"{str(path)!r} has format {config.get('format')!r} and this bbalpha reads format {FORMAT}. "
+            f"It was written by bbalpha {config.get('versions', {}).get('bbalpha')}; use that version."
+        )
+    content = _unpack(config["content"], safetensors.torch.load(files[_WEIGHTS]))
+    return Folder(content, config["versions"])
+
+
+def versions() -> dict[str, str]:
+    """The versions of what computes here: bbalpha, torch, numpy, safetensors."""
+    found = {}
+    for name in ("bbalpha", "torch", "numpy", "safetensors"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # run from a source tree that was not installed
+            found[name] = "unknown"
+    return found
+
+
+# ------------------------------------------------------------------------------ helpers
+
+
+def _checksums(files: Mapping[str, bytes]) -> bytes:
+    return "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in (_CONFIG, _WEIGHTS)).encode()
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _older(target: Path) -> Path:
+    return target.parent / f".{target.name}.old"
+
+
+def _replace(target: Path, fresh: Path) -> None:
+    """Rename `fresh` to `target`; a folder cannot be renamed over a full one, so that steps aside first."""
+    older = _older(target)
+    if target.exists():
+        shutil.rmtree(older, ignore_errors=True)
+        target.rename(older)
+    fresh.rename(target)
+    shutil.rmtree(older, ignore_errors=True)
+
+
+def _pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
+    """`value` as JSON, its tensors moved to `tensors`."""
+    if isinstance(value, Tensor):
+        tensors[where] = value.detach().cpu().contiguous().clone()
+        return {"#": "tensor", "name": where}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"#": "float", "value": repr(value)}
+    if isinstance(value, Mapping):
+        if all(isinstance(k, str) and k != "#" for k in value):
+            return {k: _pack(v, tensors, f"{where}.{k}" if where else k) for k, v in value.items()}
+        return {"#": "items", "items": [[k, _pack(v, tensors, f"{where}.{k}")] for k, v in value.items()]}
+    if isinstance(value, (list, tuple)):
+        items = [_pack(v, tensors, f"{where}.{i}") for i, v in enumerate(value)]
+        return items if isinstance(value, list) else {"#": "tuple", "items": items}
+    raise TypeError(f"A model folder holds plain values and tensors; got {type(value).__name__} at {where!r}.")
+
+
+def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `_pack` was given."""
+    if isinstance(value, list):
+        return [_unpack(v, tensors) for v in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("#")
+    if kind == "tensor":
+        return tensors[value["name"]]
+    if kind == "float":
+        return float(value["value"])
+    if kind == "tuple":
+        return tuple(_unpack(v, tensors) for v in value["items"])
+    if kind == "items":
+        return {k: _unpack(v, tensors) for k, v in value["items"]}
+    return {k: _unpack(v, tensors) for k, v in value.items()}
