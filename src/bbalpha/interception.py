@@ -9,7 +9,8 @@ can be run one by one ("single"), stacked in one large batch ("stacked") or unde
 
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -58,11 +59,10 @@ class Interception(TorchFunctionMode):
         self.rows = rows
         self.layout = layout
         self.shared = shared
-        self.batch_dim = batch_dim
         self.index = index
         self.observer = observer
+        self.axes: tuple[int, ...] = (batch_dim, 0)  # where the rows are looked for, in this order
         self.fired = 0
-        self.inside = False  # drawing for the model right now, for those who watch the dispatcher
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -72,48 +72,43 @@ class Interception(TorchFunctionMode):
         if handler is not None:
             return handler(self, *args, **kwargs)
         body = _BODIES.get(func)
-        if body is not None:
-            with self:
-                return body(*args, **kwargs)
-        return func(*args, **kwargs)
+        if body is None:
+            return func(*args, **kwargs)
+        with self.rows_first() if func is F.multi_head_attention_forward else nullcontext(), self:
+            return body(*args, **kwargs)
 
     # ---- what handlers are made of
 
     def dropped(self, x: Tensor, rate: float, *, channels: bool = False) -> Tensor:
         """`x` with dropout at `rate`, of single units or of whole channels (N, C, ...)."""
+        if rate == 1.0:
+            return x * 0.0
         self.fired += 1
-        self.inside = True
-        try:
-            if rate == 1.0:
-                return x * 0.0
-            rows, axis = self._split(x)
-            per_pass = rows.shape[1:] if self.layout == "stacked" else rows.shape
-            if channels:
-                per_pass = torch.Size((*per_pass[:2], *[1] * (len(per_pass) - 2)))
-            drawn, expand = self._drawn(per_pass)
-            noise = self.passes.noise(drawn, rate)
-            values = self._per_pass(expand(noise.values))
-            return self._join(masks.dropout(rows, Noise(values, noise.threshold, noise.scale)), axis)
-        finally:
-            self.inside = False
+        rows, axis = self._split(x)
+        per_pass = rows.shape[1:] if self.layout == "stacked" else rows.shape
+        if channels:
+            per_pass = torch.Size((*per_pass[:2], *[1] * (len(per_pass) - 2)))
+        drawn, expand = self._drawn(per_pass)
+        noise = self.passes.noise(drawn, rate)
+        values = self._per_pass(expand(noise.values))
+        return self._join(masks.dropout(rows, Noise(values, noise.threshold, noise.scale)), axis)
 
     def filled(self, like: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:
         """Random numbers of the shape of `like`, `fill(empty, generator)` for each pass."""
         self.fired += 1
-        self.inside = True
-        try:
-            rows, axis = self._split(like, exact=True)
-            per_pass = rows.shape[1:] if self.layout == "stacked" else rows.shape
-            drawn, expand = self._drawn(per_pass)
-            values = torch.stack(
-                [
-                    fill(torch.empty(drawn, dtype=like.dtype, device=like.device), generator)
-                    for generator in self.passes.generators
-                ]
-            )
-            return self._join(self._per_pass(expand(values)), axis)
-        finally:
-            self.inside = False
+        rows, axis = self._split(like, exact=True)
+        per_pass = rows.shape[1:] if self.layout == "stacked" else rows.shape
+        drawn, expand = self._drawn(per_pass)
+        values = torch.stack(
+            [
+                fill(torch.empty(drawn, dtype=like.dtype, device=like.device), generator)
+                for generator in self.passes.generators
+            ]
+        )
+        values = self._per_pass(expand(values))
+        if values.shape != rows.shape:  # one draw for all rows
+            values = values.expand_as(rows).contiguous()
+        return self._join(values, axis)
 
     def alone(self, what: str) -> torch.Generator:
         """The generator of the one pass that is run; refuses where several are run together."""
@@ -121,6 +116,15 @@ class Interception(TorchFunctionMode):
         if self.layout != "single":
             raise NotStackableError(f"{what} draws for the whole batch at once")
         return self.passes.generators[0]
+
+    @contextmanager
+    def rows_first(self) -> Iterator[None]:
+        """Inside attention, whose weights have rows (or rows times heads) on axis 0 whatever the model's input has."""
+        axes, self.axes = self.axes, (0,)
+        try:
+            yield
+        finally:
+            self.axes = axes
 
     def tell(self, kind: str, rate: float | None, fires: bool) -> None:
         """Report a random call to the observer."""
@@ -134,8 +138,8 @@ class Interception(TorchFunctionMode):
         if self.layout != "stacked":
             return x, 0
         stacked = self.passes.count * self.rows
-        axes = [a for a in dict.fromkeys((self.batch_dim, 0)) if a < x.ndim and x.shape[a] == stacked]
-        if not axes and not exact and x.ndim and x.shape[0] % stacked == 0:
+        axes = [a for a in dict.fromkeys(self.axes) if a < x.ndim and x.shape[a] == stacked]
+        if not axes and not exact and stacked and x.ndim and x.shape[0] % stacked == 0:
             axes = [0]  # rows times heads
         if not axes:
             raise NotStackableError(f"a random call on a tensor of shape {tuple(x.shape)} has no axis of rows")
@@ -154,10 +158,10 @@ class Interception(TorchFunctionMode):
         """The shape to draw for one pass, and how (count, *drawn) becomes broadcastable to (count, *shape)."""
         if not self.shared or self.rows == 1:
             return shape, _same
-        for axis in dict.fromkeys((self.batch_dim, 0)):
+        for axis in dict.fromkeys(self.axes):
             if axis < len(shape) and shape[axis] == self.rows:
                 return torch.Size((*shape[:axis], 1, *shape[axis + 1 :])), _same
-        if len(shape) and shape[0] % self.rows == 0:  # rows times heads: one draw a head
+        if self.rows and len(shape) and shape[0] % self.rows == 0:  # rows times heads: one draw a head
             heads = shape[0] // self.rows
             return torch.Size((heads, *shape[1:])), lambda v: v.repeat(1, self.rows, *[1] * (v.ndim - 2))
         return shape, _same
@@ -171,28 +175,28 @@ def _same(values: Tensor) -> Tensor:
 
 
 def _dropout(mode: Interception, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    mode.tell("dropout", p, training and p > 0)
+    mode.tell("dropout", p, training and 0 < p < 1)
     if not training or p <= 0 or p > 1:
         return F.dropout(input, p, training, inplace)
-    return _put(mode, input, mode.dropped(input, p), inplace)
+    return _put(input, mode.dropped(input, p), inplace)
 
 
 def _feature_dropout(mode: Interception, input: Tensor, p: float, train: bool) -> Tensor:
-    mode.tell("channel dropout", p, train and p > 0)
+    mode.tell("channel dropout", p, train and 0 < p < 1)
     if not train or p <= 0 or p > 1:
         return torch.feature_dropout(input, p, train)
     return mode.dropped(input, p, channels=True)
 
 
 def _alpha_dropout(mode: Interception, input: Tensor, p: float, train: bool) -> Tensor:
-    mode.tell("alpha dropout", p, train and p > 0)
+    mode.tell("alpha dropout", p, train and 0 < p < 1)
     if not train or p <= 0 or p >= 1:
         return torch.alpha_dropout(input, p, train)
     return _self_normalising(mode, input, p, channels=False)
 
 
 def _feature_alpha_dropout(mode: Interception, input: Tensor, p: float, train: bool) -> Tensor:
-    mode.tell("alpha dropout", p, train and p > 0)
+    mode.tell("alpha dropout", p, train and 0 < p < 1)
     if not train or p <= 0 or p >= 1:
         return torch.feature_alpha_dropout(input, p, train)
     return _self_normalising(mode, input, p, channels=True)
@@ -209,8 +213,8 @@ def _self_normalising(mode: Interception, input: Tensor, p: float, *, channels: 
 def _rrelu(
     mode: Interception, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False
 ) -> Tensor:
-    mode.tell("rrelu", None, training)
-    if not training:
+    mode.tell("rrelu", None, training and lower < upper)
+    if not training or lower == upper:
         return torch.rrelu(input, lower, upper, training)
     slope = mode.filled(input, lambda t, g: t.uniform_(lower, upper, generator=g))
     return torch.where(input < 0, input * slope, input)
@@ -229,7 +233,7 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Scaled dot-product attention; spelt out where it drops attention weights."""
-    mode.tell("attention dropout", dropout_p, dropout_p > 0)
+    mode.tell("attention dropout", dropout_p, 0 < dropout_p < 1)
     if dropout_p <= 0:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -241,9 +245,14 @@ def _attention(
     if is_causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~allowed, -math.inf)
-    if attn_mask is not None:
+    if attn_mask is None:
+        weights = scores.softmax(-1)
+    else:
         scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-    return mode.dropped(scores.softmax(-1), dropout_p) @ value
+        nowhere = scores.isneginf().all(-1, keepdim=True)  # a query that may look at nothing gets 0, not nan
+        weights = scores.masked_fill(nowhere, 0.0).softmax(-1).masked_fill(nowhere, 0.0)
+    with mode.rows_first():
+        return mode.dropped(weights, dropout_p) @ value
 
 
 def _recurrent(kernel: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
@@ -253,7 +262,7 @@ def _recurrent(kernel: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple
         packed = not isinstance(args[3], bool)  # (data, batch_sizes, hx, params, ...) or (input, hx, params, ...)
         head, (hx, params, biases, layers, p, train, both, *rest) = args[: 1 + packed], args[1 + packed :]
         fires = train and p > 0 and layers > 1
-        mode.tell("recurrent dropout", p, fires)
+        mode.tell("recurrent dropout", p, fires and p < 1)
         if not fires:
             return kernel(*args)
         directions = 2 if both else 1
@@ -283,12 +292,13 @@ def _fill_(name: str) -> Callable[..., Tensor]:
     """tensor.bernoulli_() and its kin."""
 
     def handler(mode: Interception, input: Tensor, *args: Any, generator: Any = None, **kwargs: Any) -> Tensor:
-        mode.tell(name, None, True)
+        p = kwargs.get("p", args[0] if args else 0.5) if name == "bernoulli_" else None
+        mode.tell(name, 1 - p if isinstance(p, (int, float)) else None, True)
         method = getattr(Tensor, name)
-        if generator is not None or any(isinstance(a, Tensor) for a in args):
+        if generator is not None or isinstance(p, Tensor):
             return method(input, *args, generator=generator or mode.alone(name), **kwargs)  # type: ignore[no-any-return]
         values = mode.filled(input, lambda t, g: method(t, *args, generator=g, **kwargs))
-        return _put(mode, input, values, True)
+        return _put(input, values, True)
 
     return handler
 
@@ -298,11 +308,25 @@ def _new(name: str, empty: Callable[..., Tensor], fill: Callable[[Tensor, torch.
 
     def handler(mode: Interception, *args: Any, generator: Any = None, **kwargs: Any) -> Tensor:
         mode.tell(name, None, True)
-        requires_grad = kwargs.pop("requires_grad", False)
-        if generator is not None:
+        like = empty(*args, **kwargs)
+        if generator is None:
+            values = mode.filled(like, fill)
+        else:
             mode.alone(name)
-            return fill(empty(*args, **kwargs), generator).requires_grad_(requires_grad)
-        return mode.filled(empty(*args, **kwargs), fill).requires_grad_(requires_grad)
+            values = fill(like.detach(), generator)
+        return values.requires_grad_() if like.requires_grad else values
+
+    return handler
+
+
+def _empty(empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """torch.empty and its kin: under vmap one for every pass, since a random call may be about to fill it."""
+
+    def handler(mode: Interception, *args: Any, **kwargs: Any) -> Tensor:
+        out = empty(*args, **kwargs)
+        if mode.index is None or torch._C._functorch.is_batchedtensor(out):
+            return out
+        return out.new_empty((mode.passes.count, *out.shape))[mode.index]
 
     return handler
 
@@ -339,17 +363,15 @@ def _whole(name: str) -> Callable[..., Any]:
 # ------------------------------------------------------------------------------ helpers and tables
 
 
-def _put(mode: Interception, input: Tensor, out: Tensor, inplace: bool) -> Tensor:
+def _put(input: Tensor, out: Tensor, inplace: bool) -> Tensor:
     if not inplace:
         return out
-    if mode.layout == "vmapped":
-        raise NotStackableError("an in-place random call cannot run under vmap")
-    return input.copy_(out)
+    return input.copy_(out)  # vmap refuses where `input` is one for all passes
 
 
 def _inplace(handler: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def changed(mode: Interception, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return _put(mode, input, handler(mode, input, *args, **kwargs), True)
+        return _put(input, handler(mode, input, *args, **kwargs), True)
 
     return changed
 
@@ -374,6 +396,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
             "bernoulli_", "uniform_", "normal_", "exponential_", "random_", "cauchy_", "log_normal_", "geometric_",
         )
     },
+    **{empty: _empty(empty) for empty in (torch.empty, torch.empty_like, Tensor.new_empty)},
     torch.rand: _new("rand", torch.empty, lambda t, g: t.uniform_(generator=g)),
     torch.randn: _new("randn", torch.empty, lambda t, g: t.normal_(generator=g)),
     torch.rand_like: _new("rand_like", torch.empty_like, lambda t, g: t.uniform_(generator=g)),

@@ -7,18 +7,26 @@ norm and the like follow their own mode. `trace` runs one pass and reports every
         one_sample = model(x)
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bbalpha.inputs import Inputs as Inputs  # also a name of this module
 from bbalpha.interception import Interception
 from bbalpha.masks import Passes
 
@@ -59,25 +67,40 @@ def stochastic(model: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def switched_on(model: nn.Module) -> Iterator[None]:
-    """Training mode for every module that may hold a random site; restored on the way out."""
+    """Training mode for every module that may hold a random site; restored on the way out.
+
+    Statistics that such a module keeps by itself (F.batch_norm on buffers of its own, spectral norm) still
+    follow the caller's mode.
+    """
     switched = [m for m in model.modules() if not m.training and may_be_random(m)]
+    statistics = {id(b) for m in switched for b in m.buffers(recurse=False)}
+    powers = {h: h.n_power_iterations for m in switched for h in _hooks(m) if isinstance(h, SpectralNorm)}
     try:
+        for hook in powers:
+            hook.n_power_iterations = 0
         for m in switched:
             m.training = True
-        yield
+        with _QuietStatistics(statistics) if statistics else nullcontext():
+            yield
     finally:
         for m in switched:
             m.training = False
+        for hook, n in powers.items():
+            hook.n_power_iterations = n
 
 
 def may_be_random(module: nn.Module) -> bool:
     """Whether `module` is switched on for sampling: not torch's plain layers, not normalisation layers."""
-    if isinstance(module, _RANDOM):
+    written = type(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        written = getattr(nn, getattr(module, "original_name", ""), written)
+    elif parametrize.is_parametrized(module):
+        written = type(module).__mro__[1]  # the class as it was before torch wrapped it
+    if issubclass(written, _RANDOM):
         return True
-    if isinstance(module, _NORMS):
+    if issubclass(written, _NORMS) or hasattr(module, "_orig_mod"):  # torch.compile's wrapper hands flags on
         return False
-    home = type(module).__module__
-    return not home.startswith("torch.nn.")
+    return not written.__module__.startswith("torch.nn.")
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -108,81 +131,50 @@ def borrowed_buffers(modules: Sequence[nn.Module]) -> Iterator[dict[Tensor, Tens
             setattr(m, name, buffer)
 
 
-# ------------------------------------------------------------------------------ inputs
+class _QuietStatistics(TorchFunctionMode):
+    """Lets F.batch_norm and F.instance_norm use, and not move, the running statistics it is given."""
+
+    def __init__(self, statistics: set[int]) -> None:
+        super().__init__()
+        self.statistics = statistics  # ids of buffers
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        flag = {F.batch_norm: "training", F.instance_norm: "use_input_stats"}.get(func)
+        if flag is not None and any(id(t) in self.statistics for t in (*args[1:3], *kwargs.values())):
+            args = args[:5]
+            kwargs[flag] = False
+        return func(*args, **kwargs)
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """What a model is called with: a tensor, a tuple (model(*x)) or a mapping (model(**x)), by rows."""
-
-    x: Any
-    batch_dim: int
-    rows: int
-
-    @classmethod
-    def of(cls, x: Any, batch_dim: int) -> "Inputs":
-        """Read the rows off the first tensor of `x`."""
-        tensors = [t for t in _items(x) if isinstance(t, Tensor)]
-        if not isinstance(x, (Tensor, tuple, list, Mapping)):
-            raise TypeError(f"`x` must be a tensor, a tuple of arguments or a mapping of them; got {type(x).__name__}.")
-        if not tensors:
-            raise ValueError("`x` must hold at least one tensor; got none.")
-        if not isinstance(batch_dim, int) or not 0 <= batch_dim < tensors[0].ndim:
-            raise ValueError(
-                f"`batch_dim` must be an axis of `x`, whose shape is {tuple(tensors[0].shape)}; got {batch_dim!r}."
-            )
-        return cls(x, batch_dim, tensors[0].shape[batch_dim])
-
-    def call(self, model: Callable[..., Any]) -> Any:
-        """The model's output."""
-        if isinstance(self.x, Tensor):
-            return model(self.x)
-        return model(**self.x) if isinstance(self.x, Mapping) else model(*self.x)
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Any:
-        """The same inputs with every tensor that has the rows changed."""
-
-        def one(t: Any) -> Any:
-            has_rows = isinstance(t, Tensor) and t.ndim > self.batch_dim and t.shape[self.batch_dim] == self.rows
-            return change(t) if has_rows else t
-
-        if isinstance(self.x, Tensor):
-            return one(self.x)
-        if isinstance(self.x, Mapping):
-            return {k: one(v) for k, v in self.x.items()}
-        return tuple(one(v) for v in self.x)
-
-    def first(self, rows: int) -> "Inputs":
-        """The first `rows` rows, without their autograd history."""
-        rows = min(rows, self.rows)
-        return Inputs(self.map(lambda t: t.detach().narrow(self.batch_dim, 0, rows)), self.batch_dim, rows)
-
-    def repeated(self, count: int) -> Any:
-        """Every row `count` times: the batch, again and again."""
-
-        def repeat(t: Tensor) -> Tensor:
-            d = self.batch_dim
-            return t.unsqueeze(d).expand(*t.shape[:d], count, *t.shape[d:]).flatten(d, d + 1)
-
-        return self.map(repeat)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the passes are drawn."""
-        return self.tensors[0].device
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The tensors among the inputs."""
-        return [t for t in _items(self.x) if isinstance(t, Tensor)]
+def eager() -> AbstractContextManager[Any]:
+    """A context in which compiled code runs as it was written, so that its random calls are seen."""
+    if "torch._dynamo" not in sys.modules:  # nothing can be compiled, and importing it takes a second
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
 
 
-def _items(x: Any) -> list[Any]:
-    if isinstance(x, Tensor):
-        return [x]
-    if isinstance(x, Mapping):
-        return list(x.values())
-    return list(x) if isinstance(x, (tuple, list)) else []
+@contextmanager
+def forked_generators() -> Iterator[None]:
+    """Draws from the global generators of torch, random and numpy that leave them as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of torch, random and numpy with a number below 2^32."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def _hooks(module: nn.Module) -> list[Any]:
+    return [] if isinstance(module, torch.jit.ScriptModule) else list(module._forward_pre_hooks.values())
 
 
 # ------------------------------------------------------------------------------ recording
@@ -212,10 +204,11 @@ class Trace:
     Attributes:
         sites: Random calls in order.
         hidden: Random operators that could not be intercepted (compiled or foreign code), by name.
-        prefix: Modules with parameters that ran before the first draw: work that all passes share.
-        behind: Modules that ran after it.
+        prefix: Modules with parameters that were done before the first draw: work that all passes share.
+        behind: Modules that were done after it.
         keep: Keep probability of the units that feed each weight, {parameter name: probability}.
         moved: Whether the pass changed a buffer.
+        recomputes: Whether a draw happened inside torch.utils.checkpoint.
         output: What the model returned.
     """
 
@@ -225,12 +218,18 @@ class Trace:
     behind: tuple[str, ...]
     keep: dict[str, float]
     moved: bool
+    recomputes: bool
     output: Any
 
     @property
     def fired(self) -> bool:
         """Whether anything random happened."""
         return bool(self.hidden) or any(s.fired for s in self.sites)
+
+    @property
+    def certain(self) -> bool:
+        """Whether dropout was met: random numbers of other kinds may have no effect (layer drop at rate 0)."""
+        return any(s.fired and (s.rate is not None or s.kind == "rrelu") for s in self.sites)
 
 
 def trace(model: nn.Module, inputs: Inputs, *, switch: bool = True) -> Trace:
@@ -240,55 +239,92 @@ def trace(model: nn.Module, inputs: Inputs, *, switch: bool = True) -> Trace:
     what sampling switches on.
     """
     names = {m: n for n, m in model.named_modules()}
-    parameters = {id(p): n for n, p in model.named_parameters()}
     stack: list[nn.Module] = []
     sites: list[Site] = []
     prefix: dict[str, None] = {}
     behind: dict[str, None] = {}
+    recomputes: list[bool] = []
 
     def observe(kind: str, rate: float | None, fires: bool) -> None:
         sites.append(Site(names[stack[-1] if stack else model], kind, rate, fires))
+        if fires:
+            recomputes.append(_called_from(torch.utils.checkpoint.__file__))
 
     def enter(m: nn.Module, *_: Any) -> None:
         stack.append(m)
-        if next(m.parameters(recurse=False), None) is not None:
-            (behind if mode.fired else prefix).setdefault(names[m])
 
-    def leave(*_: Any) -> None:
+    def leave(m: nn.Module, *_: Any) -> None:
         stack.pop()
+        if next(m.parameters(recurse=False), None) is not None:
+            (behind if mode.fired or hidden.seen else prefix).setdefault(names[m])
 
+    parameters = {id(p): n for n, p in model.named_parameters()}
     mode = _Tracer(Passes(0, 0, 1, device=inputs.device), inputs.rows, inputs.batch_dim, observe, parameters)
-    hidden = _Watch(mode)
+    hidden = _Watch(inputs.device)
     with ExitStack() as contexts:
         for m in names:
-            contexts.callback(m.register_forward_pre_hook(enter).remove)
-            contexts.callback(m.register_forward_hook(leave, always_call=True).remove)
+            if not isinstance(m, torch.jit.ScriptModule):  # takes no hooks
+                contexts.callback(m.register_forward_pre_hook(enter).remove)
+                contexts.callback(m.register_forward_hook(leave, always_call=True).remove)
         copies = contexts.enter_context(borrowed_buffers(list(names)))
-        versions = {t: t._version for t in copies.values()}
+        before = {original: copy.clone() for original, copy in copies.items()}
         if switch:
             contexts.enter_context(switched_on(model))
-        contexts.enter_context(torch.random.fork_rng(devices=[]))
-        contexts.enter_context(torch.compiler.set_stance("force_eager"))
+        contexts.enter_context(forked_generators())
+        contexts.enter_context(eager())
         contexts.enter_context(torch.no_grad())
         contexts.enter_context(hidden)
         contexts.enter_context(mode)
-        output = inputs.call(model)
-    moved = any(t not in versions or t._version != versions[t] for t in copies.values())
-    return Trace(tuple(sites), tuple(hidden.seen), tuple(prefix), tuple(behind), mode.keep, moved, output)
+        output = inputs.fresh().call(model)
+    moved = any(copy.shape != before[t].shape or not torch.equal(copy, before[t]) for t, copy in copies.items())
+    return Trace(
+        tuple(sites), tuple(hidden.seen), tuple(prefix), tuple(behind), mode.keep, moved, any(recomputes), output
+    )
+
+
+def _called_from(file: str) -> bool:
+    """Whether code of `file` is at work further up."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == file:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 class _Watch(TorchDispatchMode):
-    """Lists operators that draw from torch's global generator behind the back of `mode`."""
+    """Lists operators that draw from a global generator, which calls that were intercepted never do."""
 
-    def __init__(self, mode: Interception) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.mode = mode
+        self.device = device
         self.seen: dict[str, None] = {}
+        self.foreign = _foreign_states()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags and not self.mode.inside:
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        before = self._states()
+        out = func(*args, **(kwargs or {}))
+        if any(not torch.equal(a, b) for a, b in zip(before, self._states(), strict=True)):
             self.seen.setdefault(str(func))
-        return func(*args, **(kwargs or {}))
+        return out
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for name, state in _foreign_states().items():
+            if state != self.foreign[name]:
+                self.seen.setdefault(name)
+
+    def _states(self) -> list[Tensor]:
+        own = [] if self.device.type == "cpu" else [torch.get_device_module(self.device).get_rng_state()]
+        return [torch.get_rng_state(), *own]
+
+
+def _foreign_states() -> dict[str, Any]:
+    """The generators of Python and numpy, which stochastic depth is sometimes drawn from."""
+    _, words, position, *_ = np.random.get_state()
+    return {"random": random.getstate(), "numpy.random": (np.asarray(words).tobytes(), position)}
 
 
 class _Tracer(Interception):
