@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from bbalpha import masks
+from bbalpha import layers, masks
 from bbalpha.masks import Noise, Passes
 
 Layout = Literal["single", "stacked", "vmapped"]
@@ -126,10 +126,52 @@ class Interception(TorchFunctionMode):
         finally:
             self.axes = axes
 
-    def tell(self, kind: str, rate: float | None, fires: bool) -> None:
+    def tell(self, kind: str, rate: float | Tensor | None, fires: bool) -> None:
         """Report a random call to the observer."""
         if self.observer is not None:
-            self.observer(kind, rate, fires)
+            self.observer(kind, None if rate is None else float(rate), fires)
+
+    # ---- the draws of our own layers (`layers.Draws`)
+
+    def normal(self, like: Tensor) -> Tensor:
+        """Standard normal numbers of the shape of `like`."""
+        return self.filled(like, lambda t, g: t.normal_(generator=g))
+
+    def uniform(self, like: Tensor) -> Tensor:
+        """Numbers from 0 to 1 of the shape of `like`."""
+        return self.filled(like, lambda t, g: t.uniform_(generator=g))
+
+    def scaled(self, x: Tensor, noise: Tensor, rate: float | Tensor) -> Tensor:
+        """`x * noise`, which stands for dropout at `rate`."""
+        return x * noise
+
+    def dropped_weights(self, x: Tensor, weight: Tensor, rate: float) -> tuple[Tensor, int]:
+        """`weight` with dropout for every group of rows of `x` that has one draw (G, ...), and the axis of rows."""
+        groups, axis = self._groups(x)
+        noise = self.passes.noise((groups, *weight.shape), rate)
+        return masks.dropout(weight, Noise(self._grouped(noise.values), noise.threshold, noise.scale)), axis
+
+    def normal_weights(self, x: Tensor, weight: Tensor) -> tuple[Tensor, int]:
+        """Standard normal numbers of the shape of `weight` in the same way (G, ...), and the axis of rows."""
+        groups, axis = self._groups(x)
+        empty = weight.new_empty((self.passes.count, groups, *weight.shape))
+        values = [e.normal_(generator=g) for e, g in zip(empty, self.passes.generators, strict=True)]
+        return self._grouped(torch.stack(values)), axis
+
+    def _groups(self, x: Tensor) -> tuple[int, int]:
+        """How many draws the rows of one pass of `x` (..., D) have: one, or one a row; and the axis of rows."""
+        self.fired += 1
+        if self.layout == "stacked":
+            if x.ndim < 2:
+                raise NotStackableError(f"a random layer on a tensor of shape {tuple(x.shape)} has no axis of rows")
+            rows, axis = self._split(x)
+            return 1 if self.shared else rows.shape[axis + 1], axis
+        axis = next((a for a in self.axes if a < x.ndim - 1 and x.shape[a] == self.rows), 0)
+        return 1 if self.shared or x.ndim < 2 else max(1, x.shape[axis]), axis
+
+    def _grouped(self, values: Tensor) -> Tensor:
+        """(count, G, ...) draws as the layout sees them; stacked, the groups of all passes in a row."""
+        return values.flatten(0, 1) if self.layout == "stacked" else self._per_pass(values)
 
     # ---- layouts
 
@@ -360,6 +402,15 @@ def _whole(name: str) -> Callable[..., Any]:
     return handler
 
 
+def _own(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A layer of ours with its draws from the passes."""
+
+    def handler(mode: Interception, _: layers.Draws, *args: Any) -> Tensor:
+        return body(mode, *args)
+
+    return handler
+
+
 # ------------------------------------------------------------------------------ helpers and tables
 
 
@@ -377,6 +428,7 @@ def _inplace(handler: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
+    **{body: _own(body) for body in layers.BODIES},
     F.dropout: _dropout,
     torch.dropout: _dropout,
     torch.dropout_: _inplace(_dropout),

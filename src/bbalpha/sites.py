@@ -347,6 +347,16 @@ class _Tracer(Interception):
         out._keep = getattr(x, "_keep", 1.0) * (1 - rate)  # type: ignore[attr-defined]
         return out
 
+    def scaled(self, x: Tensor, noise: Tensor, rate: float | Tensor) -> Tensor:
+        out = super().scaled(x, noise, rate)
+        out._keep = getattr(x, "_keep", 1.0) * (1 - float(rate))  # type: ignore[attr-defined]
+        return out
+
+    def dropped_weights(self, x: Tensor, weight: Tensor, rate: float) -> tuple[Tensor, int]:
+        if id(weight) in self.parameters:
+            self.keep[self.parameters[id(weight)]] = getattr(x, "_keep", 1.0) * (1 - rate)
+        return super().dropped_weights(x, weight, rate)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_function__(func, types, args, kwargs)
         name = getattr(func, "__name__", "")
