@@ -15,6 +15,8 @@ if TYPE_CHECKING:
         cross_entropy,
         gaussian_nll,
     )
+    from bbalpha.prediction import predict_classification, predict_regression
+    from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
     from bbalpha.priors import param_groups, prior_kl
     from bbalpha.sampling import sample
     from bbalpha.sites import stochastic
@@ -31,6 +33,8 @@ _HOMES = {
         "cross_entropy",
         "gaussian_nll",
     ],
+    "prediction": ["predict_classification", "predict_regression"],
+    "predictive": ["ClassificationPrediction", "RegressionPrediction"],
     "priors": ["param_groups", "prior_kl"],
     "sampling": ["sample"],
     "sites": ["stochastic"],

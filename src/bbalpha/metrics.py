@@ -298,7 +298,8 @@ def _tie_mean(values: Tensor, keys: Tensor) -> Tensor:
     """`values` with every row that shares its key replaced by their mean: the order of the rows drops out."""
     _, place, count = torch.unique(keys, return_inverse=True, return_counts=True)
     total = torch.zeros(len(count), dtype=values.dtype, device=values.device).index_add_(0, place, values)
-    return (total / count)[place]
+    mean: Tensor = total / count
+    return mean[place]
 
 
 def _classified(probs: Tensor, target: Tensor, class_axis: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,200 @@
+"""Predict with K passes of any model, over any number of rows: `predict_classification`, `predict_regression`.
+
+p = predict_regression(net, x, precision=4.0)
+p.mean, p.epistemic_std, p.interval(0.9)            # what comes back is in predictive.py
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bbalpha.batches import Passes, collect
+from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
+from bbalpha.sampling import Masks
+
+_BLOCK = 2**22  # numbers worked on at a time
+
+
+def predict_classification(
+    model: nn.Module,
+    x: Any,
+    *,
+    n_passes: int = 100,
+    batch_size: int | None = None,
+    masks: Masks = "per_example",
+    seed: int | None = None,
+    temperature: float = 1.0,
+    class_axis: int = 2,
+    batch_dim: int = 0,
+    progress: bool | None = None,
+) -> ClassificationPrediction:
+    """The predictive distribution over classes, from the logits of `n_passes` stochastic passes.
+
+    Runs in evaluation mode, without gradients, in bounded memory: passes are reduced as they come.
+
+    Args:
+        model: Returns logits (N, C), pixels (N, C, H, W) or tokens (N, T, C), or a mapping with "logits"; a
+            single logit (N,) or (N, 1) means yes or no and gives the classes 0 and 1.
+        x: A tensor, a tuple (``model(*x)``), a mapping (``model(**x)``), or an iterable of these (a DataLoader).
+        n_passes: K.
+        batch_size: Rows at a time; None chooses by memory.
+        masks: "per_example", or "shared" by all rows: then one `seed` gives the same for every `batch_size`.
+        seed: None draws from torch's global generator; an int leaves it untouched.
+        temperature: Divides the logits of every pass; see `bbalpha.calibration.fit_temperature`.
+        class_axis: The axis of the outputs (K, N, ...) that holds the classes; -1 for tokens.
+        batch_dim: The axis of `x` that counts rows; results have the rows first.
+        progress: True or False; None shows a bar on a terminal when it takes more than a few seconds.
+
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    >>> p = predict_classification(net, torch.zeros(4, 2), n_passes=20)
+    >>> p.probs.shape, p.label.shape, bool((p.mutual_information >= 0).all())
+    (torch.Size([4, 3]), torch.Size([4]), True)
+    """
+    if not isinstance(temperature, (int, float)) or not 0 < temperature < math.inf:
+        raise ValueError(f"`temperature` must be a positive number; got {temperature!r}.")
+    passes = Passes(n_passes, batch_size, masks, seed, batch_dim, progress)
+
+    def reduce(groups: Iterator[Any], start: int) -> tuple[Tensor, ...]:
+        logits = (_logits(g, batch_dim, class_axis) / temperature for g in groups)
+        return _reduce_logits(logits, n_passes, class_axis, start)
+
+    log_probs, expected_entropy, votes = collect(model, x, passes, reduce, row_axis=0)
+    return ClassificationPrediction(log_probs, expected_entropy, votes, n_passes, class_axis % (log_probs.ndim + 1) - 1)
+
+
+def predict_regression(
+    model: nn.Module,
+    x: Any,
+    *,
+    n_passes: int = 100,
+    precision: float | Tensor | Literal["predicted"] | None = None,
+    batch_size: int | None = None,
+    masks: Masks = "per_example",
+    seed: int | None = None,
+    batch_dim: int = 0,
+    progress: bool | None = None,
+) -> RegressionPrediction:
+    """The predictive distribution of a real target: a mixture over `n_passes` stochastic passes.
+
+    Runs in evaluation mode, without gradients, a batch at a time; keeps the K means of every row.
+
+    Args:
+        model: Returns means (N, D) or (N,), or (mean, log_precision) with ``precision="predicted"``.
+        x: As in `predict_classification`.
+        n_passes: K.
+        precision: tau, one over the noise variance: a number or a tensor that broadcasts to (K, N, D) (such as
+            `GaussianNLL.precision`); "predicted" by the model; None knows no noise: aleatoric 0, no density.
+        batch_size: Rows at a time; None chooses by memory.
+        masks: "per_example", or "shared" by all rows: then one `seed` gives the same for every `batch_size`.
+        seed: None draws from torch's global generator; an int leaves it untouched.
+        batch_dim: The axis of `x` that counts rows; results have the rows first.
+        progress: True or False; None shows a bar on a terminal when it takes more than a few seconds.
+
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
+    >>> p = predict_regression(net, torch.ones(4, 2), precision=4.0)
+    >>> low, high = p.interval(0.9)
+    >>> p.mean.shape, low.shape, p.aleatoric_std[0]
+    (torch.Size([4, 1]), torch.Size([4, 1]), tensor([0.5000]))
+    """
+    if isinstance(precision, str) and precision != "predicted":
+        raise ValueError(f'`precision` must be None, a number, a tensor or "predicted"; got {precision!r}.')
+    passes = Passes(n_passes, batch_size, masks, seed, batch_dim, progress)
+
+    def reduce(groups: Iterator[Any], start: int) -> tuple[Tensor, ...]:
+        parts = [_means(g, batch_dim, predicted=precision == "predicted") for g in groups]
+        joined = tuple(torch.cat(ts) if len(ts) > 1 else ts[0] for ts in zip(*parts, strict=True))
+        _check_finite(joined, row=start)
+        return joined
+
+    collected = collect(model, x, passes, reduce, row_axis=1)
+    if isinstance(precision, str):
+        return RegressionPrediction(collected[0], collected[1].exp())
+    if precision is not None and not isinstance(precision, Tensor):
+        precision = torch.as_tensor(precision, dtype=collected[0].dtype, device=collected[0].device)
+    return RegressionPrediction(collected[0], precision)
+
+
+# ------------------------------------------------------------------------------ helpers
+
+
+def _reduce_logits(
+    groups: Iterator[Tensor], n_passes: int, class_axis: int, start: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log of the mean probability, mean entropy and votes of (K, n, C, ...) logits that come in groups."""
+    log_sum, entropy, votes = torch.tensor(-math.inf), torch.zeros(()), torch.zeros(())
+    first = 0
+    for group in groups:
+        axis = class_axis % group.ndim
+        for logits in group.split(max(1, _BLOCK // max(1, group[0].numel()))):
+            log_p = F.log_softmax(logits, axis)
+            _check_finite((log_p,), first, start, infinite=True)
+            log_sum = torch.logaddexp(log_sum, log_p.logsumexp(0))
+            entropy = entropy + torch.special.entr(log_p.exp()).sum((0, axis))
+            label = log_p.argmax(axis).movedim(0, -1)  # (n, ..., k)
+            counts = torch.zeros(log_p[0].movedim(axis - 1, -1).shape, dtype=log_p.dtype, device=log_p.device)
+            votes = votes + counts.scatter_add_(-1, label, torch.ones_like(label, dtype=log_p.dtype)).movedim(
+                -1, axis - 1
+            )
+            first += len(logits)
+    return log_sum - math.log(n_passes), entropy / n_passes, votes / n_passes
+
+
+def _logits(outputs: Any, batch_dim: int, class_axis: int) -> Tensor:
+    """Logits (G, n, C, ...), rows behind the passes; a single logit as the two classes it stands for."""
+    if isinstance(outputs, Mapping) and isinstance(outputs.get("logits"), Tensor):
+        outputs = outputs["logits"]
+    logits = _real("logits (N, C)", outputs, batch_dim)
+    if logits.ndim == 2:
+        logits = logits.unsqueeze(2)
+    if not -logits.ndim <= class_axis < logits.ndim or class_axis % logits.ndim < 2:
+        raise ValueError(
+            f"`class_axis` must name an axis of the outputs after K and N; got {class_axis} "
+            f"for shape {tuple(logits.shape)}."
+        )
+    if logits.shape[class_axis] == 1:
+        return torch.cat((torch.zeros_like(logits), logits), class_axis)
+    return logits
+
+
+def _means(outputs: Any, batch_dim: int, *, predicted: bool) -> tuple[Tensor, ...]:
+    """Means (G, n, ...), and log precisions if these are predicted too."""
+    pair = isinstance(outputs, (tuple, list)) and len(outputs) == 2
+    if predicted and not pair:
+        raise TypeError(
+            f'`model` must return (mean, log_precision) with precision="predicted"; got {type(outputs).__name__}.'
+        )
+    if not predicted:
+        hint = ' Is this (mean, log_precision)? Use precision="predicted".' if pair else ""
+        return (_real("means (N, D)", outputs, batch_dim, hint),)
+    mean, log_precision = (_real("means (N, D)", o, batch_dim) for o in outputs)
+    if mean.shape != log_precision.shape:
+        raise ValueError(
+            f"`model` must return a log precision for every mean, {tuple(mean.shape[1:])}; "
+            f"got {tuple(log_precision.shape[1:])}."
+        )
+    return mean, log_precision
+
+
+def _real(what: str, outputs: Any, batch_dim: int, hint: str = "") -> Tensor:
+    """A floating-point tensor (G, n, ...), at least float32."""
+    if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
+        got = outputs.dtype if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise TypeError(f"`model` must return a tensor of {what}; got {got}.{hint}")
+    if outputs.ndim < 2 + batch_dim:
+        raise ValueError(f"`model` must return one output a row; got {tuple(outputs.shape[1:])} from each pass.")
+    rows_first: Tensor = outputs.movedim(1 + batch_dim, 1)
+    return rows_first.float() if outputs.dtype in (torch.float16, torch.bfloat16) else rows_first
+
+
+def _check_finite(outputs: tuple[Tensor, ...], first: int = 0, row: int = 0, *, infinite: bool = False) -> None:
+    """Report the pass and row in which the model returned what is no number."""
+    for t in outputs:
+        bad = t.isnan() if infinite else ~t.isfinite()
+        if bool(bad.any()):
+            place = bad.nonzero()[0].tolist()
+            value, k, n = float(t[tuple(place)]), place[0] + first, place[1] + row
+            raise ValueError(f"`model` must return finite numbers; got {value} in pass {k}, row {n}.")

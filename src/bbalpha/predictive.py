@@ -1,0 +1,285 @@
+"""What a prediction knows: the distribution of K passes, and the parts of its uncertainty.
+
+Classification: p(y) = mean_k softmax(f_k). Its entropy is the whole uncertainty, the mean entropy of the passes
+what the data leave open, and the difference, the mutual information, what more training data would settle.
+
+Regression: p(y) = mean_k N(y; f_k, 1/tau_k), a mixture. Its density, quantiles and intervals are those of the
+mixture, not of a Gaussian with the same moments; its variance is epistemic (of the f_k) plus aleatoric (mean 1/tau_k).
+
+    p = RegressionPrediction(outputs, precision=torch.tensor(4.0))      # outputs (K, N, D)
+    p.mean, p.epistemic_std, p.interval(0.9), p.log_prob(y)
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bbalpha.objectives import gaussian_nll
+
+_BLOCK = 2**22  # numbers worked on at a time
+
+
+@dataclass(frozen=True, eq=False)
+class ClassificationPrediction:
+    """A distribution over classes for every row (and pixel, token), with the parts of its uncertainty, in nats.
+
+    Attributes:
+        log_probs: Log of the mean probability over passes (N, C, ...).
+        expected_entropy: Mean entropy of the passes: what stays unsure however much is known of the weights (N, ...).
+        votes: Share of the passes whose likeliest class this is (N, C, ...).
+        n_passes: K.
+        class_axis: The axis of `log_probs` and `votes` that holds the classes.
+    """
+
+    log_probs: Tensor
+    expected_entropy: Tensor
+    votes: Tensor
+    n_passes: int
+    class_axis: int = 1
+
+    @property
+    def probs(self) -> Tensor:
+        """Mean probability over passes (N, C, ...)."""
+        return self.log_probs.exp()
+
+    @property
+    def label(self) -> Tensor:
+        """The likeliest class (N, ...)."""
+        return self.log_probs.argmax(self.class_axis)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy of the mean probabilities: the whole uncertainty, from 0 to log C (N, ...)."""
+        entropy: Tensor = torch.special.entr(self.probs).sum(self.class_axis)
+        return entropy
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """Entropy minus expected entropy: how much the passes disagree; large far from the training data (N, ...)."""
+        _check_spread("mutual_information", self.n_passes)
+        return (self.entropy - self.expected_entropy).clamp_min(0.0)  # Jensen; below 0 by rounding alone
+
+    @property
+    def variation_ratio(self) -> Tensor:
+        """The share of passes that do not vote for the most voted class (N, ...)."""
+        _check_spread("variation_ratio", self.n_passes)
+        return 1 - self.votes.amax(self.class_axis)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log-probability of the classes `y` (N, ...) -> (N, ...)."""
+        classes = self.log_probs.movedim(self.class_axis, -1)
+        _check_labels(y, classes)
+        return classes.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
+
+    def prediction_set(self, coverage: float) -> Tensor:
+        """The fewest classes that hold `coverage` of the probability, as bool (N, C, ...); never empty.
+
+        As good as the model's probabilities; `bbalpha.calibration.conformal_sets` gives a guarantee.
+        """
+        check_coverage(coverage)
+        probs = self.probs.movedim(self.class_axis, -1)
+        ordered, index = probs.sort(dim=-1, descending=True, stable=True)
+        before = ordered.cumsum(-1) - ordered  # a class is needed while those above it hold too little
+        inside = torch.zeros_like(probs, dtype=torch.bool).scatter(-1, index, before < coverage)
+        return inside.movedim(-1, self.class_axis)
+
+
+@dataclass(frozen=True, eq=False)
+class RegressionPrediction:
+    """A mixture of K Gaussians for every row and output.
+
+    Attributes:
+        outputs: The means of the passes (K, N, ...).
+        precision: tau, broadcasting to `outputs`; None if the noise is not known.
+    """
+
+    outputs: Tensor
+    precision: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision is None:
+            return
+        try:
+            fits = torch.broadcast_shapes(self.precision.shape, self.outputs.shape) == self.outputs.shape
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"`precision` must broadcast to (K, N, ...) = {tuple(self.outputs.shape)}; "
+                f"got shape {tuple(self.precision.shape)}."
+            )
+        bad = ~((self.precision > 0) & self.precision.isfinite())
+        if bool(bad.any()):
+            raise ValueError(f"`precision` must be positive and finite; got {float(self.precision[bad][0])}.")
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the mixture (N, ...)."""
+        return self.outputs.mean(0)
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of the mixture: epistemic and aleatoric together (N, ...)."""
+        return (self.epistemic_std.square() + self.aleatoric_std.square()).sqrt()
+
+    @property
+    def epistemic_std(self) -> Tensor:
+        """Standard deviation over passes: what more data would settle; large far from the training data (N, ...)."""
+        _check_spread("epistemic_std", len(self.outputs))
+        return self.outputs.std(0, correction=0)
+
+    @property
+    def aleatoric_std(self) -> Tensor:
+        """Standard deviation of the noise: what more data would not settle; 0 if the precision is None (N, ...)."""
+        if self.precision is None:
+            return torch.zeros_like(self.outputs[0])
+        return self._variance().mean(0).sqrt()
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log-density of `y` (N, ...) under the mixture; outputs of a row jointly -> (N,)."""
+        if self.precision is None:
+            raise ValueError(
+                "`log_prob` needs the precision of the noise; got precision=None. Give predict_regression a number "
+                "(see bbalpha.calibration.fit_precision), or train a model that predicts it."
+            )
+        self._check_target(y)
+        parts = [
+            -gaussian_nll(outputs.double(), target.double(), 1.0, precision=precision.double(), reduction="none")
+            for outputs, precision, target in self._blocks(self.precision, y)
+        ]
+        return torch.cat(parts).to(self.outputs.dtype)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """P(Y <= y) for every output by itself: uniform on [0, 1] where the model is right (N, ...) -> (N, ...)."""
+        self._check_target(y)
+        variance = self._variance()
+        parts = [
+            torch.special.ndtr((target - outputs).double() / noise.double().sqrt()).mean(0)
+            if self.precision is not None
+            else (outputs <= target).double().mean(0)
+            for outputs, noise, target in self._blocks(variance, y)
+        ]
+        return torch.cat(parts).to(self.outputs.dtype)
+
+    def quantile(self, q: float | Sequence[float] | Tensor) -> Tensor:
+        """The values below which a share `q` of every output's mixture lies: (N, ...), or (Q, N, ...) for Q shares.
+
+        Without a precision: of the K passes, interpolated.
+        """
+        levels = torch.as_tensor(q, dtype=torch.float64, device=self.outputs.device)
+        if levels.ndim > 1 or not bool(((levels > 0) & (levels < 1)).all()):
+            raise ValueError(f"`q` must be a number between 0 and 1, or several, both ends left out; got {q!r}.")
+        if self.precision is None:
+            _check_spread("quantile", len(self.outputs))
+        parts = [
+            _mixture_quantile(outputs.double().flatten(1), noise.double().sqrt().flatten(1), levels.reshape(-1))
+            for outputs, noise, _ in self._blocks(self._variance(), None, copies=max(1, levels.numel()))
+        ]
+        return torch.cat(parts, 1).to(self.outputs.dtype).reshape(*levels.shape, *self.outputs.shape[1:])
+
+    def interval(self, coverage: float) -> tuple[Tensor, Tensor]:
+        """The central interval that holds `coverage` of every output's mixture: (low, high), each (N, ...).
+
+        As good as the model; `bbalpha.calibration.conformal_intervals` gives a guarantee.
+        """
+        check_coverage(coverage)
+        low, high = self.quantile([(1 - coverage) / 2, (1 + coverage) / 2])
+        return low, high
+
+    def sample(self, n: int, *, seed: int | None = None) -> Tensor:
+        """`n` draws for every row, outputs of a row jointly (n, N, ...); of the means alone without a precision."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"`n` must be a whole number of at least 1; got {n!r}.")
+        K, N = self.outputs.shape[:2]
+        device = self.outputs.device
+        generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+        k = torch.randint(K, (n, N), generator=generator, device=device)  # a pass for every draw of a row
+        rows = torch.arange(N, device=device)
+        mean, std = self.outputs[k, rows], self._variance()[k, rows].sqrt()
+        noise = torch.randn(mean.shape, generator=generator, device=device, dtype=mean.dtype)
+        return mean + std * noise
+
+    def rescaled(self, scale: float | Tensor, shift: float | Tensor = 0.0) -> "RegressionPrediction":
+        """The prediction of ``scale * y + shift``: back to the units of a target that was standardised."""
+        factor = torch.as_tensor(scale, dtype=self.outputs.dtype, device=self.outputs.device)
+        if not bool((factor > 0).all()):
+            raise ValueError(f"`scale` must be positive; got {scale}.")
+        precision = None if self.precision is None else self.precision / factor.square()
+        return RegressionPrediction(self.outputs * factor + shift, precision)
+
+    def _variance(self) -> Tensor:
+        """1 / tau, 0 without, as a view of the shape of the outputs (K, N, ...)."""
+        variance = self.outputs.new_zeros(()) if self.precision is None else self.precision.reciprocal()
+        return variance.to(self.outputs.dtype).expand_as(self.outputs)
+
+    def _blocks(
+        self, values: Tensor, target: Tensor | None, copies: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Outputs, `values` and target by blocks of rows: no copy of a whole (K, N, ...) is made."""
+        target = self.outputs[0] if target is None else target
+        size = max(1, _BLOCK // max(1, copies * self.outputs[:, :1].numel()))
+        split = (self.outputs.split(size, 1), values.expand_as(self.outputs).split(size, 1), target.split(size))
+        return zip(*split, strict=True)
+
+    def _check_target(self, y: Tensor) -> None:
+        if not isinstance(y, Tensor) or y.shape != self.outputs.shape[1:]:
+            got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(f"`y` must have the shape of the prediction, {tuple(self.outputs.shape[1:])}; got {got}.")
+        if bool(y.isnan().any()):
+            raise ValueError(f"`y` must not be nan; got nan at index {y.isnan().nonzero()[0].tolist()}.")
+
+
+# ------------------------------------------------------------------------------ the mathematics
+
+
+def _mixture_quantile(mean: Tensor, std: Tensor, levels: Tensor) -> Tensor:
+    """Quantiles of mixtures, by Newton's method inside a bracket that bisection shrinks: (K, P), (Q,) -> (Q, P)."""
+    if not bool((std > 0).any()):
+        return torch.quantile(mean, levels, dim=0) if mean.numel() else mean.new_zeros(len(levels), mean.shape[1])
+    # the smaller tail is solved for: 1 - F keeps its digits where F is near 1
+    sign = torch.where(levels > 0.5, -1.0, 1.0).to(levels)[:, None]
+    tail = torch.minimum(levels, 1 - levels)[:, None]
+    ends = mean + std * torch.special.ndtri(levels)[:, None, None]  # (Q, K, P): between those of the components
+    low, high = ends.amin(1), ends.amax(1)
+    x: Tensor = (low + high) / 2
+    step: Tensor = (high - low) / 2
+    tolerance = 1e-10 * (step + std.amin(0))
+    for _ in range(200):
+        u = (x[:, None] - mean) / std  # (Q, K, P)
+        excess = sign * (torch.special.ndtr(sign[..., None] * u).mean(1) - tail)
+        density = ((-0.5 * u.square()).exp() / std).mean(1) / math.sqrt(2 * math.pi)
+        low, high = torch.where(excess <= 0, x, low), torch.where(excess > 0, x, high)
+        newton = x - excess / density
+        good = (newton >= low) & (newton <= high) & ((newton - x).abs() < 0.6 * step.abs())
+        moved = torch.where(good, newton, (low + high) / 2)
+        x, step = moved, moved - x
+        if bool((step.abs() <= tolerance).all()):
+            break
+    return x
+
+
+# ------------------------------------------------------------------------------ checks
+
+
+def check_coverage(coverage: float) -> None:
+    """Refuse a share that is not strictly between 0 and 1."""
+    if isinstance(coverage, bool) or not isinstance(coverage, (int, float)) or not 0 < coverage < 1:
+        raise ValueError(f"`coverage` must lie between 0 and 1, both left out; got {coverage!r}.")
+
+
+def _check_labels(y: Tensor, classes: Tensor) -> None:
+    if not isinstance(y, Tensor) or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise TypeError(f"`y` must hold integer class indices; got {getattr(y, 'dtype', type(y).__name__)}.")
+    if y.shape != classes.shape[:-1]:
+        raise ValueError(f"`y` must have the shape of the labels, {tuple(classes.shape[:-1])}; got {tuple(y.shape)}.")
+    unseen = y[(y < 0) | (y >= classes.shape[-1])]
+    if len(unseen):
+        raise ValueError(f"`y` must hold classes from 0 to {classes.shape[-1] - 1}; got {int(unseen[0])}.")
+
+
+def _check_spread(name: str, n_passes: int) -> None:
+    if n_passes < 2:
+        raise ValueError(f"`{name}` needs at least 2 passes to see a spread; got n_passes={n_passes}.")

@@ -1,0 +1,348 @@
+"""`predict_*` over models, batches, streams and seeds."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bbalpha
+from bbalpha import batches
+
+net = lambda C=3: nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, C))  # noqa: E731
+
+
+class TwoHeads(nn.Module):
+    """Mean and log precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.heads = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5)), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.heads(self.body(x)).chunk(2, -1)
+
+
+# ------------------------------------------------------------------------------ against the definition
+
+
+def test_classification_is_the_mean_over_passes():
+    model, x, y = net().requires_grad_(False), torch.randn(9, 4), torch.arange(9) % 3
+    p = bbalpha.predict_classification(model, x, n_passes=30, seed=3)
+    probs = bbalpha.sample(model.eval(), x, 30, seed=3).double().softmax(-1)
+    mean = probs.mean(0)
+    assert torch.allclose(p.probs.double(), mean, atol=1e-6)
+    assert torch.equal(p.label, mean.argmax(-1))
+    assert torch.allclose(p.entropy.double(), -(mean * mean.log()).sum(-1), atol=1e-6)
+    assert torch.allclose(p.expected_entropy.double(), -(probs * probs.log()).sum(-1).mean(0), atol=1e-6)
+    assert torch.allclose(p.mutual_information, p.entropy - p.expected_entropy, atol=1e-7)
+    top = probs.argmax(-1).mode(0)
+    share = (probs.argmax(-1) == top.values).double().mean(0)
+    assert torch.allclose(p.variation_ratio.double(), 1 - share, atol=1e-6)
+    assert torch.allclose(p.log_prob(y).double(), mean[torch.arange(9), y].log(), atol=1e-6)
+    assert float(-p.log_prob(y).mean()) == pytest.approx(
+        float(bbalpha.cross_entropy(bbalpha.sample(model, x, 30, seed=3), y, alpha=1.0)), abs=1e-6
+    )
+
+
+def test_probabilities_that_underflow_keep_their_logarithm():
+    class Far(nn.Module):
+        def forward(self, x):
+            return nn.functional.dropout(torch.ones_like(x), 0.01) * torch.tensor([0.0, 500.0])
+
+    p = bbalpha.predict_classification(Far(), torch.zeros(3, 2), n_passes=3, seed=0)
+    assert p.log_prob(torch.zeros(3, dtype=torch.long)).isfinite().all()
+    assert (p.entropy == 0).all()
+    assert (p.mutual_information >= 0).all()
+
+
+def test_temperature_divides_the_logits_of_every_pass():
+    model, x = net(), torch.randn(5, 4)
+    p = bbalpha.predict_classification(model, x, n_passes=10, seed=0, temperature=2.0)
+    expected = (bbalpha.sample(model.eval(), x, 10, seed=0) / 2).softmax(-1).mean(0)
+    assert torch.allclose(p.probs, expected, atol=1e-6)
+
+
+def test_regression_keeps_the_passes():
+    model, x, y = net(2).requires_grad_(False), torch.randn(9, 4), torch.randn(9, 2)
+    p = bbalpha.predict_regression(model, x, n_passes=30, precision=2.0, seed=3)
+    outputs = bbalpha.sample(model.eval(), x, 30, seed=3)
+    assert torch.equal(p.outputs, outputs)
+    nll = bbalpha.gaussian_nll(outputs, y, 1.0, precision=2.0)
+    assert float(-p.log_prob(y).mean()) == pytest.approx(float(nll), abs=1e-5)
+
+
+def test_predicted_precision_is_part_of_the_mixture():
+    model, x, y = TwoHeads().requires_grad_(False), torch.randn(9, 4), torch.randn(9, 2)
+    p = bbalpha.predict_regression(model, x, n_passes=20, precision="predicted", seed=1, batch_size=4, masks="shared")
+    mean, log_precision = bbalpha.sample(model.eval(), x, 20, seed=1, masks="shared")
+    assert torch.allclose(p.outputs, mean, atol=1e-6)
+    assert torch.allclose(p.aleatoric_std, (-log_precision).exp().mean(0).sqrt(), atol=1e-6)
+    expected = bbalpha.GaussianNLL(alpha=1.0, precision="predicted")((mean, log_precision), y)
+    assert float(-p.log_prob(y).mean()) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_precision_may_be_one_a_output_or_one_a_row():
+    model, x = net(2), torch.randn(9, 4)
+    each = bbalpha.predict_regression(model, x, precision=torch.tensor([1.0, 4.0]), batch_size=2)
+    assert torch.allclose(each.aleatoric_std, torch.tensor([1.0, 0.5]).expand(9, 2))
+    rows = bbalpha.predict_regression(model, x, precision=torch.arange(1.0, 10.0)[:, None], batch_size=2)
+    assert torch.allclose(rows.aleatoric_std[:, 0], torch.arange(1.0, 10.0).rsqrt())
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1)])
+def test_a_single_logit_is_yes_or_no(shape):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1), nn.Flatten(len(shape) - 2))
+    x = torch.randn(6, 4)
+    p = bbalpha.predict_classification(model, x, n_passes=10, seed=0)
+    yes = bbalpha.sample(model.eval(), x, 10, seed=0).sigmoid().mean(0).flatten()
+    assert p.probs.shape == (6, 2)
+    assert torch.allclose(p.probs[:, 1], yes, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------ axes
+
+
+def test_pixels_keep_their_axes():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Dropout2d(0.5), nn.Conv2d(8, 5, 1))
+    x, y = torch.randn(4, 3, 6, 7), torch.randint(5, (4, 6, 7))
+    p = bbalpha.predict_classification(model, x, n_passes=8, batch_size=3, seed=0)
+    assert p.probs.shape == p.votes.shape == p.prediction_set(0.9).shape == (4, 5, 6, 7)
+    assert p.label.shape == p.entropy.shape == p.mutual_information.shape == p.log_prob(y).shape == (4, 6, 7)
+    assert torch.allclose(p.probs.sum(1), torch.ones(4, 6, 7), atol=1e-5)
+    assert torch.allclose(p.votes.sum(1), torch.ones(4, 6, 7), atol=1e-5)
+
+
+def test_tokens_keep_their_axes():
+    model = nn.Sequential(nn.Embedding(20, 8), nn.Dropout(0.5), nn.Linear(8, 20))
+    tokens = torch.randint(20, (4, 6))
+    p = bbalpha.predict_classification(model, tokens, n_passes=8, class_axis=-1, seed=0)
+    assert p.probs.shape == p.prediction_set(0.5).shape == (4, 6, 20)
+    assert p.label.shape == p.log_prob(tokens).shape == p.variation_ratio.shape == (4, 6)
+    assert torch.allclose(p.probs.sum(-1), torch.ones(4, 6), atol=1e-5)
+
+
+def test_rows_on_another_axis_come_first_in_the_result():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(4, 8, num_layers=2, dropout=0.5), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.head(self.lstm(x)[0])
+
+    model, x = Recurrent(), torch.randn(5, 7, 4)  # (T, N, F)
+    p = bbalpha.predict_classification(model, x, n_passes=4, batch_dim=1, class_axis=-1, batch_size=3)
+    assert p.probs.shape == (7, 5, 3)
+    assert bbalpha.predict_regression(model, x, n_passes=4, batch_dim=1, batch_size=2).mean.shape == (7, 5, 3)
+
+
+# ------------------------------------------------------------------------------ batches, streams, seeds
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 64, None])
+def test_shared_masks_do_not_depend_on_the_batches(batch_size, monkeypatch):
+    model, x = net(), torch.randn(23, 4)
+    whole = bbalpha.predict_classification(model, x, n_passes=12, masks="shared", seed=0, batch_size=23)
+    options = {"n_passes": 12, "masks": "shared", "seed": 0, "batch_size": batch_size}
+    for budget in (2**23, 16 * 12):  # the second: 12 rows-times-passes at a time
+        monkeypatch.setattr(batches, "_BUDGET", budget)
+        p = bbalpha.predict_classification(model, x, **options)
+        assert torch.allclose(p.log_probs, whole.log_probs, atol=1e-5)
+        assert torch.allclose(p.votes, whole.votes)
+        r = bbalpha.predict_regression(model, x, **options)
+        assert torch.allclose(r.outputs, bbalpha.sample(model.eval(), x, 12, masks="shared", seed=0), atol=1e-5)
+
+
+def test_groups_of_passes_do_not_depend_on_the_batches(monkeypatch):
+    monkeypatch.setattr(batches, "_BUDGET", 16 * 5)  # 5 passes of one row at a time
+    model, x = net(), torch.randn(7, 4)
+    a, b = (
+        bbalpha.predict_regression(model, x, n_passes=12, masks="shared", seed=0, batch_size=size) for size in (2, 7)
+    )
+    assert torch.allclose(a.outputs, b.outputs, atol=1e-6)
+    assert len({tuple(o.flatten().tolist()) for o in a.outputs}) == 12  # no pass is drawn twice
+
+
+def test_per_example_masks_differ_between_batches_and_repeat_with_the_seed():
+    model, x = net(), torch.ones(6, 4)
+    a, b = (bbalpha.predict_regression(model, x, n_passes=5, seed=0, batch_size=2).outputs for _ in range(2))
+    assert torch.equal(a, b)
+    assert len({tuple(row.flatten().tolist()) for row in a.unbind(1)}) == 6
+
+
+def test_memory_is_bounded_by_the_budget(monkeypatch):
+    seen = []
+    model = net()
+    model[0].register_forward_hook(lambda m, a, out: seen.append(out.numel()))
+    monkeypatch.setattr(batches, "_BUDGET", 2000)
+    for size in (None, 40):
+        bbalpha.predict_classification(model, torch.randn(200, 4), n_passes=50, batch_size=size)
+    assert max(seen) <= 2000
+
+
+def test_streams_give_what_the_tensor_gives():
+    model, x = net(), torch.randn(23, 4)
+    options = {"n_passes": 6, "masks": "shared", "seed": 0}
+    whole = bbalpha.predict_classification(model, x, **options).probs
+    loader = DataLoader(TensorDataset(x), batch_size=5)
+    for stream in (loader, (part for part in x.split(4)), iter([x])):
+        assert torch.allclose(bbalpha.predict_classification(model, stream, **options).probs, whole, atol=1e-6)
+    again = bbalpha.predict_regression(model, loader, batch_size=2, **options)
+    assert torch.allclose(again.outputs, bbalpha.predict_regression(model, x, **options).outputs, atol=1e-6)
+
+
+def test_tuples_and_mappings_are_arguments():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+
+        def forward(self, a, b):
+            return {"logits": self.net(a + b)}
+
+    a, b = torch.randn(9, 4), torch.randn(9, 4)
+    options = {"n_passes": 6, "masks": "shared", "seed": 0}
+    model = Two()
+    whole = bbalpha.predict_classification(model.net, a + b, **options).probs
+    for x in ((a, b), {"a": a, "b": b}, DataLoader(TensorDataset(a, b), batch_size=4)):
+        assert torch.allclose(bbalpha.predict_classification(model, x, batch_size=2, **options).probs, whole, atol=1e-6)
+
+
+def test_seed_leaves_the_generator_alone_and_none_advances_it():
+    model, x = net(), torch.randn(3, 4)
+    state = torch.get_rng_state()
+    bbalpha.predict_regression(model, x, n_passes=3, seed=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    a, b = (bbalpha.predict_regression(model, x, n_passes=3).outputs for _ in range(2))
+    assert not torch.equal(a, b)
+    torch.manual_seed(0)
+    c = bbalpha.predict_regression(model, x, n_passes=3).outputs
+    torch.manual_seed(0)
+    assert torch.equal(c, bbalpha.predict_regression(model, x, n_passes=3).outputs)
+
+
+def test_evaluation_mode_for_the_call_alone():
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2)).train()
+    model[0].eval()
+    flags, x = [m.training for m in model.modules()], torch.randn(5, 4) * 10
+    mean = model[1].running_mean.clone()
+    p = bbalpha.predict_regression(model, x, n_passes=4, seed=0, masks="shared")
+    assert [m.training for m in model.modules()] == flags
+    assert torch.equal(model[1].running_mean, mean)
+    alone = bbalpha.predict_regression(model, x[:1], n_passes=4, seed=0, masks="shared")  # no batch statistics
+    assert torch.allclose(alone.outputs, p.outputs[:, :1], atol=1e-5)
+    with pytest.raises(ValueError, match="does not fit"):
+        bbalpha.predict_regression(model, torch.randn(5, 3), n_passes=4)
+    assert [m.training for m in model.modules()] == flags
+    assert not p.outputs.requires_grad
+
+
+def test_progress_is_quiet_unless_asked(capsys):
+    model, x = net(), torch.randn(40, 4)
+    bbalpha.predict_classification(model, x, n_passes=4, batch_size=5)
+    assert capsys.readouterr().err == ""
+    bbalpha.predict_classification(model, x, n_passes=4, batch_size=5, progress=True)
+    shown = capsys.readouterr().err
+    assert "predict" in shown
+    assert "/40.0" in shown
+    bbalpha.predict_classification(model, DataLoader(TensorDataset(x), batch_size=5), n_passes=4, progress=True)
+    assert "/8.00" in capsys.readouterr().err
+
+
+def test_half_precision_is_reduced_in_float32():
+    model, x = net().bfloat16(), torch.randn(6, 4).bfloat16()
+    p = bbalpha.predict_classification(model, x, n_passes=10)
+    assert p.probs.dtype == torch.float32
+    assert torch.allclose(p.probs.sum(-1), torch.ones(6), atol=1e-5)
+    assert bbalpha.predict_regression(model, x, n_passes=10).mean.dtype == torch.float32
+
+
+def test_no_rows_give_an_empty_prediction():
+    p = bbalpha.predict_classification(net(), torch.zeros(0, 4), n_passes=4)
+    assert p.probs.shape == (0, 3)
+    assert p.mutual_information.shape == (0,)
+    assert bbalpha.predict_regression(net(), torch.zeros(0, 4), n_passes=4, precision=1.0).std.shape == (0, 3)
+
+
+# ------------------------------------------------------------------------------ bad input
+
+
+class Nan(nn.Module):
+    """Returns nan in row 5 of the passes from the fourth on."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        out = self.drop(x)
+        return torch.where(x == 5.0, math.nan, 0.0) + out
+
+
+@pytest.mark.parametrize("predict", [bbalpha.predict_classification, bbalpha.predict_regression])
+def test_a_model_that_emits_nan_is_reported_with_pass_and_row(predict):
+    x = torch.arange(8.0)[:, None].repeat(1, 2)
+    with pytest.raises(ValueError, match=r"got nan in pass 0, row 5"):
+        predict(Nan(), x, n_passes=4, batch_size=3)
+
+
+@pytest.mark.parametrize("predict", [bbalpha.predict_classification, bbalpha.predict_regression])
+@pytest.mark.parametrize(
+    ("x", "options", "error", "message"),
+    [
+        (torch.tensor([[0.0] * 4, [0.0, math.nan, 0, 0]]), {}, ValueError, "got nan in row 1"),
+        (torch.tensor([[0.0] * 4, [0.0, math.inf, 0, 0]]), {"batch_size": 1}, ValueError, "got inf in row 1"),
+        (torch.zeros(2, 5), {}, ValueError, "layer '0' takes 4 features and got 5"),
+        (
+            torch.zeros(2, 4, dtype=torch.float64),
+            {},
+            ValueError,
+            r"takes torch.float32 and got torch.float64; use x.to",
+        ),
+        (torch.zeros(2, 4, dtype=torch.long), {}, ValueError, "takes torch.float32 and got torch.int64"),
+        ((torch.zeros(2, 4), torch.zeros(2)), {}, ValueError, "2 arguments .* leave it out"),
+        (iter([]), {}, ValueError, "at least one batch"),
+        (3.0, {}, TypeError, "got float"),
+        (torch.zeros(2, 4), {"n_passes": 0}, ValueError, "`n_passes`"),
+        (torch.zeros(2, 4), {"batch_size": 0}, ValueError, "`batch_size`"),
+        (torch.zeros(2, 4), {"masks": "none"}, ValueError, "`masks`"),
+        (torch.zeros(2, 4), {"seed": "a"}, TypeError, "`seed`"),
+    ],
+)
+def test_bad_input_is_named(predict, x, options, error, message):
+    with pytest.raises(error, match=message):
+        predict(net(), x, **{"n_passes": 3, **options})
+
+
+def test_bad_outputs_and_options_are_named():
+    x = torch.zeros(2, 4)
+    with pytest.raises(TypeError, match='Use precision="predicted"'):
+        bbalpha.predict_regression(TwoHeads(), x, n_passes=3)
+    with pytest.raises(TypeError, match="must return "):
+        bbalpha.predict_regression(net(), x, n_passes=3, precision="predicted")
+    with pytest.raises(ValueError, match="got 'learned'"):
+        bbalpha.predict_regression(net(), x, n_passes=3, precision="learned")
+    with pytest.raises(ValueError, match="positive and finite; got 0"):
+        bbalpha.predict_regression(net(), x, n_passes=3, precision=0)
+    with pytest.raises(ValueError, match="`temperature`"):
+        bbalpha.predict_classification(net(), x, temperature=0.0)
+    with pytest.raises(ValueError, match="`class_axis`"):
+        bbalpha.predict_classification(net(), x, class_axis=1)
+    with pytest.raises(ValueError, match="at least one active random site"):
+        bbalpha.predict_classification(nn.Linear(4, 2), x)
+    with pytest.raises(ValueError, match="one shape in all batches"):
+        bbalpha.predict_classification(
+            nn.Sequential(nn.Dropout(0.5)), iter([torch.zeros(1, 3, 4), torch.zeros(1, 3, 5)]), n_passes=2
+        )
+
+
+def test_errors_of_the_model_itself_are_not_reworded():
+    class Broken(nn.Module):
+        def forward(self, x):
+            raise RuntimeError("a bug of mine")
+
+    with pytest.raises(RuntimeError, match="a bug of mine"):
+        bbalpha.predict_classification(Broken(), torch.zeros(2, 4))
