@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bbalpha.priors import param_groups, prior_kl
     from bbalpha.sampling import sample
     from bbalpha.sites import stochastic
+    from bbalpha.training import History, fit
 
 _HOMES = {
     "checkpoint": ["load", "save"],
@@ -38,6 +39,7 @@ _HOMES = {
     "priors": ["param_groups", "prior_kl"],
     "sampling": ["sample"],
     "sites": ["stochastic"],
+    "training": ["History", "fit"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -263,6 +263,34 @@ def versions() -> dict[str, str]:
     return found
 
 
+# ------------------------------------------------------------------------------ states of a run
+
+
+def write_state(folder: Path, step: int, content: Mapping[str, Any]) -> None:
+    """Write the state of a run after `step` steps as a folder of its own; the one before it is kept too."""
+    write_folder(folder / f"step-{step:09d}", content)
+    for old in _states(folder)[:-2]:
+        gone = old.parent / f".{old.name}.gone"  # renamed first: half of a state is never taken for a whole
+        old.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def newest_state(folder: Path) -> dict[str, Any] | None:
+    """The newest state in `folder` that can be read, None if there is none; a damaged one gives way."""
+    states = _states(folder)
+    for path in reversed(states):
+        try:
+            return read_folder(path).content
+        except CorruptModelError:
+            if path == states[0]:
+                raise
+    return None
+
+
+def _states(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("step-*") if p.is_dir())
+
+
 # ------------------------------------------------------------------------------ helpers
 
 
