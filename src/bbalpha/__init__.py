@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bbalpha.checkpoint import load, save
-    from bbalpha.layers import Dropout
+    from bbalpha.layers import ConcreteDropout, DropConnectLinear, Dropout, GaussianDropout, GaussianLinear
     from bbalpha.objectives import (
         AlphaLoss,
         CrossEntropy,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "checkpoint": ["load", "save"],
-    "layers": ["Dropout"],
+    "layers": ["ConcreteDropout", "DropConnectLinear", "Dropout", "GaussianDropout", "GaussianLinear"],
     "objectives": [
         "AlphaLoss",
         "CrossEntropy",

@@ -4,8 +4,10 @@ For torch weights M behind dropout with keep probability p (torch divides what i
 
     KL ~ l^2 / 2 * E_q ||W||^2 = l^2 / (2 p) * ||M||^2
 
-The paper's p ||M||^2 is the same for the unscaled weights M / p, and drops the 1/2. Losses are means over
-data points, so the KL is divided by `n_data`.
+The paper's p ||M||^2 is the same for the unscaled weights M / p, and drops the 1/2. DropConnect and Gaussian
+noise of variance (1-p)/p have the same second moment, so the same KL. A learned rate adds minus the entropy of
+its masks; a layer that knows better (`HasPriorKL`) answers for itself. Losses are means over data points, so
+the KL is divided by `n_data`.
 
     loss = bbalpha.cross_entropy(outputs, y) + bbalpha.prior_kl(net, length_scale=1.0, n_data=60_000)
     optimizer = torch.optim.Adam(bbalpha.param_groups(net, length_scale=1.0, n_data=60_000))   # or this
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from bbalpha.layers import ConcreteDropout, DropConnectLinear, GaussianDropout
 from bbalpha.sites import is_norm
 
 
@@ -45,7 +48,8 @@ def prior_kl(
         length_scale: l; larger pulls the weights closer to 0.
         n_data: N, the rows of the whole training set.
         keep: {parameter name: keep probability}, as in ``audit(model, x).keep``. None reads it off the model:
-            our own layers, and Linear/Conv behind a Dropout in nn.Sequential; 1 elsewhere.
+            our own layers, and Linear/Conv behind a Dropout in nn.Sequential; 1 elsewhere. A learned rate
+            (ConcreteDropout) is always read off the model.
         biases: Put the prior on biases too; in the paper they are point estimates.
 
     Returns:
@@ -59,6 +63,7 @@ def prior_kl(
     _check(length_scale, n_data)
     terms = [parameter.square().sum() * (length_scale**2 / (2 * p)) for parameter, p in _quadratic(model, keep, biases)]
     terms += [layer.prior_kl(length_scale) for layer in model.modules() if isinstance(layer, HasPriorKL)]
+    terms += [-entropy for entropy in _mask_entropies(model)]
     if not terms:
         raise ValueError(f"`model` must have weights; {type(model).__name__} has none.")
     return torch.stack(terms).sum() / n_data
@@ -80,7 +85,7 @@ def param_groups(
     """
     _check(length_scale, n_data)
     for name, layer in model.named_modules():
-        if isinstance(layer, HasPriorKL):
+        if isinstance(layer, (HasPriorKL, ConcreteDropout)):
             raise ValueError(
                 f"`param_groups` needs a quadratic KL, and that of {type(layer).__name__} ({name or 'the model'}) is "
                 "not. Add bbalpha.prior_kl(model, ...) to the loss instead."
@@ -88,7 +93,7 @@ def param_groups(
     groups: dict[float, list[nn.Parameter]] = {}
     decayed = set()
     for parameter, p in _quadratic(model, keep, biases=False):
-        groups.setdefault(length_scale**2 / (p * n_data), []).append(parameter)
+        groups.setdefault(float(length_scale**2 / (p * n_data)), []).append(parameter)
         decayed.add(parameter)
     groups[0.0] = [p for p in model.parameters() if p not in decayed]
     return [{"params": params, "weight_decay": decay} for decay, params in groups.items() if params]
@@ -100,33 +105,68 @@ def keep_probabilities(model: nn.Module) -> dict[str, float]:
     >>> keep_probabilities(nn.Sequential(nn.Dropout(0.1), nn.Flatten(), nn.Linear(2, 1)))
     {'2.weight': 0.9}
     """
-    found: dict[str, float] = {}
+    return {name: math.prod(float(1 - _rate(n)) for n in noises) for name, noises in _feeding(model).items()}
+
+
+def _feeding(model: nn.Module) -> dict[str, list[nn.Module]]:
+    """The noise on each weight as far as the structure tells: {parameter name: its layers of noise}."""
+    found: dict[str, list[nn.Module]] = {}
     inner: set[nn.Module] = set()
     for name, module in model.named_modules():
-        if isinstance(module, nn.Sequential) and module not in inner:
-            kept = 1.0
-            for child_name, child in _chain(module, name):
-                inner.add(child)
-                if isinstance(child, _DropoutNd):
-                    kept *= 1 - child.p
-                elif _is_weight_layer(child):
-                    if kept != 1.0:
-                        found[f"{child_name}.weight"] = kept
-                    kept = 1.0
-                elif not isinstance(child, (nn.Sequential, *_ZERO_PRESERVING)):
-                    kept = 1.0
+        if isinstance(module, DropConnectLinear):
+            found.setdefault(_join(name, "weight"), [module])
+        if not isinstance(module, nn.Sequential) or module in inner:
+            continue
+        noises: list[nn.Module] = []
+        for child_name, child in _chain(module, name):
+            inner.add(child)
+            if isinstance(child, _NOISE):
+                noises.append(child)
+            elif _is_weight_layer(child):
+                noises += [child] if isinstance(child, DropConnectLinear) else []
+                if noises and not isinstance(child, HasPriorKL):
+                    found[_join(child_name, "weight")] = noises
+                noises = []
+            elif not isinstance(child, (nn.Sequential, *_ZERO_PRESERVING)):
+                noises = []
     return found
 
 
 def _chain(module: nn.Sequential, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """The layers of nested Sequentials in the order they run."""
-    for child_name, child in module.named_children():
-        path = f"{name}.{child_name}" if name else child_name
-        yield path, child
+    """The layers of nested Sequentials in the order they run, also those that run twice."""
+    for child_name, child in module._modules.items():
+        path = _join(name, child_name)
+        if child is not None:
+            yield path, child
         if isinstance(child, nn.Sequential):
             yield from _chain(child, path)
 
 
+def _join(name: str, leaf: str) -> str:
+    return f"{name}.{leaf}" if name else leaf
+
+
+def _rate(noise: nn.Module) -> float | Tensor:
+    return noise.rate if isinstance(noise, ConcreteDropout) else noise.p  # type: ignore[return-value]
+
+
+def _mask_entropies(model: nn.Module) -> Iterator[Tensor]:
+    """d_in H(rate) for every weight behind a learned rate; refuses a learned rate that stands before none."""
+    idle = {layer: name for name, layer in model.named_modules() if isinstance(layer, ConcreteDropout)}
+    for name, noises in _feeding(model).items():
+        layer = model.get_submodule(name.rpartition(".")[0])
+        for noise in noises:
+            if isinstance(noise, ConcreteDropout):
+                idle.pop(noise, None)
+                yield noise.entropy * getattr(layer, "in_channels", layer.weight.shape[1])  # type: ignore
+    if idle:
+        raise ValueError(
+            f"ConcreteDropout ({next(iter(idle.values())) or 'the model'}) must stand before a Linear or Conv in "
+            "nn.Sequential, so that its KL is known. Use nn.Sequential(dropout, linear) in place of the two."
+        )
+
+
+_NOISE = (_DropoutNd, GaussianDropout, ConcreteDropout)
 _ZERO_PRESERVING = (
     nn.Flatten, nn.Unflatten, nn.Identity, nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.ELU, nn.SELU,
     nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d,
@@ -139,20 +179,23 @@ def _is_weight_layer(module: nn.Module) -> bool:
 
 def _quadratic(
     model: nn.Module, keep: Mapping[str, float] | None, biases: bool
-) -> Iterator[tuple[nn.Parameter, float]]:
-    """Each parameter with a quadratic KL once, with its keep probability."""
-    known = keep_probabilities(model) | _check_keep(model, keep)
+) -> Iterator[tuple[nn.Parameter, float | Tensor]]:
+    """Each parameter with a KL that is quadratic in it once, with its keep probability."""
+    known: dict[str, float | Tensor] = {**keep_probabilities(model), **_check_keep(model, keep)}
+    for path, noises in _feeding(model).items():
+        if any(isinstance(n, ConcreteDropout) for n in noises):  # whatever `keep` has seen: the rate has a gradient
+            known[path] = math.prod((1 - _rate(n) for n in noises), start=1.0)
     seen: set[nn.Parameter] = set()
     for name, module in model.named_modules():
-        if is_norm(module) or isinstance(module, HasPriorKL):
+        if is_norm(module):
             continue
         for leaf, parameter in module.named_parameters(recurse=False):
-            path = f"{name}.{leaf}" if name else leaf
             is_bias = "bias" in leaf
-            if parameter in seen or not (biases if is_bias else parameter.ndim > 1):
+            counts = biases if is_bias else parameter.ndim > 1 and not isinstance(module, HasPriorKL)
+            if parameter in seen or not counts:
                 continue
             seen.add(parameter)
-            yield parameter, 1.0 if is_bias else known.get(path, 1.0)
+            yield parameter, 1.0 if is_bias else known.get(_join(name, leaf), 1.0)
 
 
 def _check_keep(model: nn.Module, keep: Mapping[str, float] | None) -> dict[str, float]:
