@@ -59,7 +59,7 @@ def predict_classification(
     passes = Passes(n_passes, batch_size, masks, seed, batch_dim, progress)
 
     def reduce(groups: Iterator[Any], start: int) -> tuple[Tensor, ...]:
-        logits = (_logits(g, batch_dim, class_axis) / temperature for g in groups)
+        logits = (as_logits(g, batch_dim, class_axis) / temperature for g in groups)
         return _reduce_logits(logits, n_passes, class_axis, start)
 
     log_probs, expected_entropy, votes = collect(model, x, passes, reduce, row_axis=0)
@@ -143,7 +143,7 @@ def _reduce_logits(
     return log_sum - math.log(n_passes), entropy / n_passes, votes / n_passes
 
 
-def _logits(outputs: Any, batch_dim: int, class_axis: int) -> Tensor:
+def as_logits(outputs: Any, batch_dim: int, class_axis: int) -> Tensor:
     """Logits (G, n, C, ...), rows behind the passes; a single logit as the two classes it stands for."""
     if isinstance(outputs, Mapping) and isinstance(outputs.get("logits"), Tensor):
         outputs = outputs["logits"]

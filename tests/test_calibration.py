@@ -1,0 +1,198 @@
+"""Held-out data make the numbers true: likelihood at its maximum, coverage as promised."""
+
+import math
+
+import pytest
+import scipy.optimize
+import torch
+from torch import nn
+
+import bbalpha
+from bbalpha import calibration
+from bbalpha.calibration import conformal_intervals, conformal_sets, fit_precision, fit_temperature
+from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
+
+
+class Scaled(nn.Module):
+    """Logits of the data's own distribution, too large by a factor, with dropout's noise on them."""
+
+    def __init__(self, factor, rate=0.02):
+        super().__init__()
+        self.factor, self.drop = factor, nn.Dropout(rate)
+
+    def forward(self, x):
+        return self.factor * self.drop(x)
+
+
+# ------------------------------------------------------------------------------ one number
+
+
+@pytest.mark.parametrize("factor", [0.4, 1.0, 3.0])
+def test_temperature_undoes_over_and_underconfidence(factor):
+    logits = 2 * torch.randn(4000, 4)
+    y = torch.multinomial(logits.softmax(-1), 1).squeeze(-1)
+    temperature = fit_temperature(Scaled(factor), logits, y, n_passes=5, seed=0)
+    assert temperature == pytest.approx(factor, rel=0.15)
+
+
+def test_temperature_minimises_the_loss_of_the_mean_over_passes():
+    model, x = Scaled(3.0, rate=0.5), 2 * torch.randn(300, 4)
+    y = torch.multinomial(x.softmax(-1), 1).squeeze(-1)
+    outputs = bbalpha.sample(model.eval(), x, 10, seed=0)
+
+    def loss(t):
+        probs = (outputs.double() / math.exp(t)).softmax(-1).mean(0)
+        return -float(probs[torch.arange(200), y].log().mean())
+
+    best = scipy.optimize.minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-8})
+    temperature = fit_temperature(model, x, y, n_passes=10, seed=0)
+    p = bbalpha.predict_classification(model, x, n_passes=10, seed=0, temperature=temperature)
+    assert float(-p.log_prob(y).mean()) == pytest.approx(best.fun, abs=1e-5)
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.5])
+def test_precision_maximises_the_likelihood_of_the_mixture(rate):
+    model, x = Scaled(1.0, rate), torch.randn(300, 2)
+    y = x + 0.3 * torch.randn(300, 2)
+    tau = fit_precision(model, x, y, n_passes=10, seed=0)
+
+    def loss(log_tau):
+        p = bbalpha.predict_regression(model, x, n_passes=10, seed=0, precision=math.exp(log_tau))
+        return -float(p.log_prob(y).mean())
+
+    best = scipy.optimize.minimize_scalar(loss, bounds=(-3, 8), method="bounded", options={"xatol": 1e-6})
+    assert loss(math.log(tau)) == pytest.approx(best.fun, abs=1e-5)
+    if rate < 0.1:
+        assert tau == pytest.approx(1 / 0.09, rel=0.3)
+
+
+# ------------------------------------------------------------------------------ conformal
+
+
+def regression(N, D=1, noise=None):
+    """Rows whose noise is known to the prediction up to a factor, with wrong means on top."""
+    std = (4 * torch.rand(N, D) - 3).exp() if noise is None else torch.full((N, D), noise)
+    centre = torch.randn(N, D)
+    target = centre + std * torch.randn(N, D)
+    outputs = centre + std * (0.3 + 0.1 * torch.randn(5, N, D))
+    return RegressionPrediction(outputs, (0.5 * std).pow(-2)), target  # twice overconfident
+
+
+@pytest.mark.parametrize("score", ["std", "quantile", "absolute"])
+@pytest.mark.parametrize("n", [19, 100])
+def test_intervals_cover_as_promised_in_finite_samples(score, n):
+    covered = []
+    for _ in range(200):
+        p, y = regression(n)
+        low, high = conformal_intervals(p, y, coverage=0.9, score=score).interval((new := regression(50))[0])
+        covered.append(((low <= new[1]) & (new[1] <= high)).float().mean())
+    covered = torch.stack(covered)
+    error = float(covered.std() / math.sqrt(200))
+    assert 0.9 - 4 * error <= float(covered.mean()) <= 0.9 + 1 / (n + 1) + 4 * error
+
+
+def test_intervals_adapt_to_the_row():
+    (p, y), (new, target) = regression(2000), regression(2000)
+    widths = {}
+    for score in ("std", "quantile", "absolute"):
+        low, high = conformal_intervals(p, y, score=score).interval(new)
+        widths[score] = (high - low).flatten()
+    assert widths["absolute"].std() < 1e-5
+    assert widths["std"].mean() < 0.95 * widths["absolute"].mean()
+    assert widths["quantile"].mean() < 0.95 * widths["absolute"].mean()
+    unsure = new.std.flatten() > new.std.median()
+    low, high = conformal_intervals(p, y, score="std").interval(new)
+    inside = ((low <= target) & (target <= high)).flatten().float()
+    assert abs(float(inside[unsure].mean() - inside[~unsure].mean())) < 0.08
+
+
+def test_every_output_has_its_own_threshold():
+    p, y = regression(500, D=2)
+    y = y * torch.tensor([1.0, 10.0])
+    guard = conformal_intervals(p, y)
+    assert guard.threshold.shape == (2,)
+    assert guard.threshold[1] > 3 * guard.threshold[0]
+    low, high = guard.interval(p)
+    assert (((low <= y) & (y <= high)).float().mean(0) >= 0.9).all()
+
+
+def test_quantile_intervals_never_turn_round():
+    outputs = torch.randn(50, 99)
+    p = RegressionPrediction(outputs, torch.tensor(1.0))
+    guard = conformal_intervals(p, p.mean, score="quantile")  # far too wide: the threshold is negative
+    low, high = guard.interval(RegressionPrediction(torch.zeros(50, 3), torch.tensor(1e6)))
+    assert guard.threshold < 0
+    assert (low <= high).all()
+
+
+def classification(N, C=5, sharp=3.0):
+    logits = torch.randn(N, C)
+    y = torch.multinomial(logits.softmax(-1), 1).squeeze(-1)
+    return ClassificationPrediction((sharp * logits).log_softmax(-1), torch.zeros(N), torch.zeros(N, C), 10), y
+
+
+@pytest.mark.parametrize("score", ["probability", "cumulative"])
+def test_sets_cover_as_promised_in_finite_samples(score):
+    covered, size = [], []
+    for _ in range(200):
+        guard = conformal_sets(*classification(60), coverage=0.8, score=score)
+        p, y = classification(50)
+        inside = guard.prediction_set(p)
+        assert inside.any(1).all()
+        covered.append(inside.gather(1, y[:, None]).float().mean())
+        size.append(inside.float().sum(1).mean())
+    covered = torch.stack(covered)
+    error = float(covered.std() / math.sqrt(200))
+    # continuous scores: never more than 1/(n + 1) too much, but for the top class that is always in
+    assert 0.8 - 4 * error <= float(covered.mean()) <= 0.8 + 1 / 61 + 0.02 + 4 * error
+    assert 1 < torch.stack(size).mean() < 5
+
+
+def test_sets_grow_with_coverage():
+    p, y = classification(500)
+    sizes = [conformal_sets(p, y, coverage=c).prediction_set(p).sum() for c in (0.5, 0.8, 0.95)]
+    assert sizes[0] < sizes[1] < sizes[2]
+
+
+# ------------------------------------------------------------------------------ bad input
+
+
+def one_axis(N):
+    return RegressionPrediction(torch.randn(3, N), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: conformal_intervals(one_axis(0), torch.zeros(0)), ValueError, "got none"),
+        (lambda: conformal_intervals(one_axis(8), torch.zeros(8)), ValueError, "at least 9 calibration rows"),
+        (lambda: conformal_intervals(one_axis(9), torch.zeros(8)), ValueError, "one entry a row, 9; got 8"),
+        (lambda: conformal_intervals(one_axis(9), torch.zeros(9, 1)), ValueError, r"of the shape \(9,\)"),
+        (lambda: conformal_intervals(one_axis(9), torch.full((9,), math.nan)), ValueError, "finite"),
+        (lambda: conformal_intervals(one_axis(9), torch.zeros(9), coverage=1.0), ValueError, "`coverage`"),
+        (lambda: conformal_intervals(one_axis(9), torch.zeros(9), score="best"), ValueError, "got 'best'"),
+        (
+            lambda: conformal_intervals(RegressionPrediction(torch.zeros(3, 9)), torch.zeros(9)),
+            ValueError,
+            "deviation above 0",
+        ),
+        (lambda: conformal_intervals(one_axis(9), torch.zeros(9)).interval(regression(3)[0]), ValueError, "outputs"),
+        (lambda: conformal_sets(classification(9)[0], torch.full((9,), 5)), ValueError, "0 to 4; got 5"),
+        (lambda: conformal_sets(classification(9)[0], torch.zeros(8).long()), ValueError, "shape of the labels"),
+        (lambda: conformal_sets(*classification(0)), ValueError, "got none"),
+        (lambda: conformal_sets(*classification(9), score="x"), ValueError, "`score`"),
+        (lambda: fit_temperature(Scaled(1.0), torch.zeros(0, 3), torch.zeros(0).long()), ValueError, "got none"),
+        (lambda: fit_temperature(Scaled(1.0), torch.ones(4, 3), torch.full((4,), 3)), ValueError, "0 to 2; got 3"),
+        (lambda: fit_precision(Scaled(1.0), torch.ones(4, 3), torch.zeros(4)), ValueError, r"the shape \(4, 3\)"),
+        (lambda: fit_precision(Scaled(0.0), torch.ones(4, 1), torch.zeros(4, 1)), ValueError, "predicted exactly"),
+        (lambda: fit_precision(Scaled(1.0), torch.ones(4, 1), [0.0] * 4), TypeError, "got list"),
+    ],
+)
+def test_bad_input_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_minimum_is_found_between_grid_points():
+    for centre in (-2.9, -0.123, 2.95):
+        assert calibration._minimum(lambda t, c=centre: (t - c) ** 2, -3, 3) == pytest.approx(centre, abs=1e-3)
