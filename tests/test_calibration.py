@@ -42,7 +42,7 @@ def test_temperature_minimises_the_loss_of_the_mean_over_passes():
 
     def loss(t):
         probs = (outputs.double() / math.exp(t)).softmax(-1).mean(0)
-        return -float(probs[torch.arange(200), y].log().mean())
+        return -float(probs[torch.arange(300), y].log().mean())
 
     best = scipy.optimize.minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-8})
     temperature = fit_temperature(model, x, y, n_passes=10, seed=0)

@@ -60,7 +60,7 @@ def fit_temperature(
         progress: As in `predict_classification`.
 
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
-    >>> x, y = torch.randn(50, 2), torch.randint(3, (50,))             # labels that x says nothing about
+    >>> x, y = 50 * torch.randn(90, 2), torch.randint(3, (90,))        # labels that x says nothing about
     >>> fit_temperature(net, x, y, n_passes=20) > 1
     True
     """
