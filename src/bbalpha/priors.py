@@ -99,6 +99,7 @@ def param_groups(
     return [{"params": params, "weight_decay": decay} for decay, params in groups.items() if params]
 
 
+@torch.no_grad()
 def keep_probabilities(model: nn.Module) -> dict[str, float]:
     """What the structure tells of {parameter name: keep probability}: nn.Sequential with Dropout before weights.
 
