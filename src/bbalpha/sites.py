@@ -173,6 +173,15 @@ def seed_generators(seed: int) -> None:
     np.random.seed(seed)
 
 
+def holds_batched(model: nn.Module) -> bool:
+    """Whether a module has kept a tensor that is of use inside `torch.func.vmap` only."""
+    return any(
+        isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
+        for m in model.modules()
+        for value in vars(m).values()
+    )
+
+
 def _hooks(module: nn.Module) -> list[Any]:
     return [] if isinstance(module, torch.jit.ScriptModule) else list(module._forward_pre_hooks.values())
 
