@@ -103,7 +103,7 @@ def fit(
         epochs: Times through the data.
         n_passes: K, or a function of the share of training done, in [0, 1), for a rising K.
         batch_size: Rows a step; a DataLoader has its own.
-        length_scale: l of the prior; None trains without one.
+        length_scale: l of the prior; None or 0 trains without one.
         optimizer: None is Adam. Or a function of parameter groups (the prior is in their weight decay), or an
             optimiser (the prior is added to the loss).
         learning_rate: Of the default Adam.
@@ -398,7 +398,7 @@ def _optimizer(
     quadratic = not given and not any(isinstance(m, HasPriorKL) for m in model.modules())
     penalty: Callable[[], Tensor] | None = None
     groups: Groups = [{"params": [p for p in model.parameters() if p.requires_grad]}]
-    if length_scale is not None:
+    if length_scale:
         if train.n_data is None:
             raise ValueError("`length_scale` needs data that tells its length; got an iterable data set. Leave it out.")
         example = train.example()

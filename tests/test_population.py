@@ -1,0 +1,147 @@
+import pytest
+import torch
+
+import bbalpha
+from bbalpha.networks import mlp
+from bbalpha.objectives import CrossEntropy, GaussianNLL
+from bbalpha.population import Member, fit_population
+from bbalpha.training import cosine, fit
+
+
+def table(n=150, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 3, generator=g) * torch.tensor([1.0, 10.0, 0.1]) + 5
+    y = x[:, 0] + (x[:, 1] - 5).abs() / 10 + 0.2 * torch.randn(n, generator=g)
+    return x, 7 * y - 3
+
+
+def separate(x, y, member, sizes, epochs, **options):
+    """The same network by `fit`, on rows standardised as the member has them."""
+    rows = torch.as_tensor(member.train)
+    x, y = x.double(), y.double()
+    x = (x[rows] - x[rows].mean(0)) / x[rows].std(0, correction=0)
+    torch.manual_seed(member.seed)
+    net = mlp(sizes, dropout=member.dropout, input_dropout=member.input_dropout)
+    if y.ndim == 2:
+        y = (y[rows] - y[rows].mean(0)) / y[rows].std(0, correction=0)
+        objective = GaussianNLL(member.alpha)
+    else:
+        y, objective = y[rows].long(), CrossEntropy(member.alpha)
+    fit(
+        net, (x, y), objective=objective, epochs=epochs, length_scale=member.length_scale,
+        learning_rate=member.learning_rate, schedule=cosine, seed=member.seed, **options,
+    )  # fmt: skip
+    return net, objective
+
+
+MIXED = [
+    Member(train=range(100), alpha=0.0, dropout=0.5, seed=3, length_scale=1.0),
+    Member(train=range(20, 117), alpha=0.5, dropout=0.05, input_dropout=0.25, seed=4),  # another number of rows
+    Member(train=range(40, 70), alpha=1.0, dropout=0.25, seed=3, learning_rate=0.003),  # fewer steps an epoch
+    Member(train=range(0, 150, 2), alpha=-1.0, dropout=0.01, seed=5, length_scale=0.0),
+]
+
+
+@pytest.mark.parametrize("hidden", [(50,), (20, 10)])
+@pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
+def test_a_member_is_the_network_of_a_separate_fit(hidden, likelihood):
+    x, y = table()
+    y = torch.stack([y, y**2], 1) if likelihood == "gaussian" else (y > y.mean()).long() + (y > y.mean() + 5).long()
+    population = fit_population(
+        x, y, MIXED, epochs=6, hidden_layer_sizes=hidden, batch_size=32, n_passes=5, likelihood=likelihood
+    )
+    for i, member in enumerate(MIXED):  # 6 to 24 steps
+        net, objective = separate(
+            x, y, member, [3, *hidden, 2 + (likelihood != "gaussian")], 6, batch_size=32, n_passes=5
+        )
+        for p, q in zip(population.network(i).parameters(), net.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-5)
+        if likelihood == "gaussian":
+            torch.testing.assert_close(population.log_precision[i], objective.log_precision, rtol=1e-5, atol=1e-5)
+
+
+def test_one_output_takes_its_own_product():
+    x, y = table()
+    member = Member(train=range(64), seed=1)
+    population = fit_population(x, y, [member, member], epochs=10, batch_size=32)
+    net, _ = separate(x, y[:, None], member, [3, 50, 1], 10, batch_size=32)
+    for i in (0, 1):
+        for p, q in zip(population.network(i).parameters(), net.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_are_those_of_fit():
+    x, y = table()
+    weight = torch.rand(150)
+    weight[::7] = 0
+    population = fit_population(x, y, [Member(train=range(90), seed=2)], epochs=4, sample_weight=weight, batch_size=32)
+    rows = torch.arange(90)
+    share = (weight[rows] / weight[rows].sum()).double()[:, None]
+
+    def scaled(t):
+        mean = (t * share).sum(0)
+        return (t - mean) / ((t - mean).square() * share).sum(0).sqrt()
+
+    torch.manual_seed(2)
+    net = mlp([3, 50, 1], dropout=0.05, input_dropout=0.0)
+    fit(
+        net, (scaled(x[rows].double()), scaled(y[rows].double()[:, None]), weight[rows]), objective=GaussianNLL(),
+        epochs=4, batch_size=32, length_scale=0.1, learning_rate=0.01, schedule=cosine, seed=2,
+    )  # fmt: skip
+    for p, q in zip(population.network(0).parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-5)
+
+
+def test_members_do_not_see_each_other():
+    x, y = table()
+    alone = fit_population(x, y, MIXED[:1], epochs=3, batch_size=32)
+    together = fit_population(x, y, MIXED, epochs=3, batch_size=32)
+    for p, q in zip(alone.network(0).parameters(), together.network(0).parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_log_likelihood_is_that_of_the_prediction_in_units_of_y():
+    x, y = table()
+    population = fit_population(x, y, MIXED, epochs=20, batch_size=32)
+    test = [torch.arange(120, 150), torch.arange(117, 150), torch.arange(0, 30), torch.tensor([1, 3])]
+    ours = population.log_likelihood(x, y, test, n_passes=2000)
+    for i, rows in enumerate(test):
+        inputs = ((x[rows] - population.x_mean[i]) / population.x_scale[i]).float()
+        precision = float(population.log_precision[i].exp())
+        p = bbalpha.predict_regression(population.network(i), inputs, n_passes=2000, precision=precision)
+        p = p.rescaled(float(population.y_scale[i]), float(population.y_mean[i]))
+        theirs = p.log_prob(y[rows][:, None])
+        assert (ours[i] - theirs).abs().mean() < 0.1 * theirs.abs().mean()
+
+
+def test_each_member_stops_by_its_own_rows():
+    x, y = table()
+    noise = torch.randn(150, generator=torch.Generator().manual_seed(1))
+    target = torch.where(torch.arange(150) < 75, y, noise)
+    members = [
+        Member(train=range(60), validation=range(60, 75), seed=0),
+        Member(train=range(75, 95), validation=range(95, 150), seed=0, length_scale=0.01),  # nothing to be learnt
+        Member(train=range(60), seed=0),
+    ]
+    population = fit_population(x, target, members, epochs=60, patience=8, batch_size=16, schedule=None)
+    learnt, overfitted, plain = population.best_epoch.tolist()
+    assert overfitted < learnt
+    assert plain == 60
+    curve = population.nll[:, 1]
+    assert int(curve.isfinite().sum()) == overfitted + 8
+    again = population.log_likelihood(x, target, [range(1), range(95, 150), range(1)], n_passes=20)[1]
+    assert -again.mean().item() == pytest.approx(curve[overfitted - 1].item(), abs=1e-4)  # the best weights are kept
+    early = fit_population(x, target, members[1:2], epochs=overfitted, batch_size=16, schedule=None)
+    torch.testing.assert_close(early.network(0)[0].weight, population.network(1)[0].weight, rtol=1e-4, atol=1e-5)
+
+
+def test_errors():
+    x, y = table()
+    with pytest.raises(ValueError, match="at least one Member"):
+        fit_population(x, y, [], epochs=1)
+    with pytest.raises(ValueError, match='"gaussian" or "categorical"; got \'poisson\''):
+        fit_population(x, y, MIXED, epochs=1, likelihood="poisson")
+    with pytest.raises(ValueError, match="at least one training row"):
+        fit_population(x, y, [Member(train=[0, 1])], epochs=1, sample_weight=torch.tensor([0.0, 0.0, *[1.0] * 148]))
+    with pytest.raises(ValueError, match=r"\(N, F\)"):
+        fit_population(x, y[:3], MIXED, epochs=1)
