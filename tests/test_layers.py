@@ -158,7 +158,7 @@ def test_first_two_moments(inside_sample):
 
 
 def test_gaussian_linear_outputs_are_correlated_only_through_shared_weights():
-    layer, x = GaussianLinear(3, 1, bias=False, initial_std=1.0), torch.randn(2, 3)
+    layer, x = GaussianLinear(3, 1, bias=False, initial_std=1.0), torch.tensor([[1.0, 2.0, 0.5], [1.0, -1.0, -2.0]])
     local = sample(layer, x, 20_000, seed=0).squeeze(-1)  # (K, 2)
     shared = sample(layer, x, 20_000, masks="shared", seed=0).squeeze(-1)
     covariance = torch.cov(shared.T)
