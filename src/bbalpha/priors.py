@@ -85,7 +85,7 @@ def param_groups(
     """
     _check(length_scale, n_data)
     for name, layer in model.named_modules():
-        if isinstance(layer, (HasPriorKL, ConcreteDropout)):
+        if isinstance(layer, _OTHER_KL):
             raise ValueError(
                 f"`param_groups` needs a quadratic KL, and that of {type(layer).__name__} ({name or 'the model'}) is "
                 "not. Add bbalpha.prior_kl(model, ...) to the loss instead."
@@ -97,6 +97,15 @@ def param_groups(
         decayed.add(parameter)
     groups[0.0] = [p for p in model.parameters() if p not in decayed]
     return [{"params": params, "weight_decay": decay} for decay, params in groups.items() if params]
+
+
+def has_quadratic_kl(model: nn.Module) -> bool:
+    """Whether the prior can be weight decay: no layer with a KL of its own, no learned rate.
+
+    >>> has_quadratic_kl(nn.Linear(2, 1)), has_quadratic_kl(nn.Sequential(ConcreteDropout(), nn.Linear(2, 1)))
+    (True, False)
+    """
+    return not any(isinstance(layer, _OTHER_KL) for layer in model.modules())
 
 
 @torch.no_grad()
@@ -168,6 +177,7 @@ def _mask_entropies(model: nn.Module) -> Iterator[Tensor]:
 
 
 _NOISE = (_DropoutNd, GaussianDropout, ConcreteDropout)
+_OTHER_KL = (HasPriorKL, ConcreteDropout)
 _ZERO_PRESERVING = (
     nn.Flatten, nn.Unflatten, nn.Identity, nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.ELU, nn.SELU,
     nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d,

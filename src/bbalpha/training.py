@@ -26,7 +26,7 @@ from bbalpha import masks as fast_masks
 from bbalpha import sites
 from bbalpha.checkpoint import newest_state, write_state
 from bbalpha.feed import Batch, Source, held_out, rng_state, set_rng_state, source, step_seed
-from bbalpha.priors import HasPriorKL, param_groups, prior_kl
+from bbalpha.priors import has_quadratic_kl, param_groups, prior_kl
 from bbalpha.sampling import Masks, sample
 
 Objective = Callable[..., Tensor]
@@ -395,7 +395,7 @@ def _optimizer(
     """The optimiser, and the prior as a term of the loss where it cannot be weight decay."""
     extra = [p for p in objective.parameters() if p.requires_grad] if isinstance(objective, nn.Module) else []
     given = isinstance(optimizer, Optimizer)
-    quadratic = not given and not any(isinstance(m, HasPriorKL) for m in model.modules())
+    quadratic = not given and has_quadratic_kl(model)
     penalty: Callable[[], Tensor] | None = None
     groups: Groups = [{"params": [p for p in model.parameters() if p.requires_grad]}]
     if length_scale:
