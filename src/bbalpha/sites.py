@@ -9,7 +9,7 @@ norm and the like follow their own mode. `trace` runs one pass and reports every
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bbalpha.inputs import Inputs as Inputs  # also a name of this module
-from bbalpha.interception import Interception
+from bbalpha.lineage import Lineage
 from bbalpha.masks import Passes
 
 # torch's own modules whose randomness, or whose way around it (the fast path), hangs on `training`
@@ -42,6 +42,7 @@ _RANDOM = (
     nn.TransformerDecoder,
     nn.TransformerDecoderLayer,
 )
+INSERTED = "inserted_dropout"  # the child that `add_dropout` gives to a weight layer
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.CrossMapLRN2d)
 
 
@@ -267,8 +268,8 @@ def trace(model: nn.Module, inputs: Inputs, *, switch: bool = True) -> Trace:
         if next(m.parameters(recurse=False), None) is not None:
             (behind if mode.fired or hidden.seen else prefix).setdefault(names[m])
 
-    parameters = {id(p): n for n, p in model.named_parameters()}
-    mode = _Tracer(Passes(0, 0, 1, device=inputs.device), inputs.rows, inputs.batch_dim, observe, parameters)
+    passes, parameters = Passes(0, 0, 1, device=inputs.device), dict(model.named_parameters())
+    mode = Lineage(passes, inputs.rows, batch_dim=inputs.batch_dim, observer=observe, parameters=parameters)
     hidden = _Watch(inputs.device)
     with ExitStack() as contexts:
         for m in names:
@@ -304,6 +305,12 @@ def _called_from(file: str) -> bool:
 class _Watch(TorchDispatchMode):
     """Lists operators that draw from a global generator, which calls that were intercepted never do."""
 
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # what we watch runs eagerly, and importing dynamo takes a second
+
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
@@ -311,7 +318,7 @@ class _Watch(TorchDispatchMode):
         self.foreign = _foreign_states()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return func(*args, **(kwargs or {}))
         before = self._states()
         out = func(*args, **(kwargs or {}))
@@ -334,64 +341,6 @@ def _foreign_states() -> dict[str, Any]:
     """The generators of Python and numpy, which stochastic depth is sometimes drawn from."""
     _, words, position, *_ = np.random.get_state()
     return {"random": random.getstate(), "numpy.random": (np.asarray(words).tobytes(), position)}
-
-
-class _Tracer(Interception):
-    """An interception that also follows which dropout feeds which weight."""
-
-    def __init__(
-        self,
-        passes: Passes,
-        rows: int,
-        batch_dim: int,
-        observe: Callable[[str, float | None, bool], None],
-        parameters: dict[int, str],
-    ) -> None:
-        super().__init__(passes, rows, batch_dim=batch_dim, observer=observe)
-        self.parameters = parameters
-        self.keep: dict[str, float] = {}
-
-    def dropped(self, x: Tensor, rate: float, *, channels: bool = False) -> Tensor:
-        out = super().dropped(x, rate, channels=channels)
-        out._keep = getattr(x, "_keep", 1.0) * (1 - rate)  # type: ignore[attr-defined]
-        return out
-
-    def scaled(self, x: Tensor, noise: Tensor, rate: float | Tensor) -> Tensor:
-        out = super().scaled(x, noise, rate)
-        out._keep = getattr(x, "_keep", 1.0) * (1 - float(rate))  # type: ignore[attr-defined]
-        return out
-
-    def dropped_weights(self, x: Tensor, weight: Tensor, rate: float) -> tuple[Tensor, int]:
-        if id(weight) in self.parameters:
-            self.keep[self.parameters[id(weight)]] = getattr(x, "_keep", 1.0) * (1 - rate)
-        return super().dropped_weights(x, weight, rate)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = super().__torch_function__(func, types, args, kwargs)
-        name = getattr(func, "__name__", "")
-        if not args or not isinstance(args[0], Tensor):
-            return out
-        if name in _WEIGHTED and len(args) + len(kwargs or {}) > 1:
-            weights = [*args, *(kwargs or {}).values()]
-            kept = min(getattr(a, "_keep", 1.0) for a in weights if isinstance(a, Tensor))
-            for a in weights:
-                if isinstance(a, Tensor) and a.ndim > 1 and id(a) in self.parameters:
-                    self.keep[self.parameters[id(a)]] = kept
-        elif name in _ZERO_PRESERVING and isinstance(out, Tensor) and hasattr(args[0], "_keep"):
-            out._keep = args[0]._keep  # type: ignore[attr-defined]
-        return out
-
-
-_WEIGHTED = frozenset(
-    ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "matmul",
-     "__matmul__", "mm", "addmm", "bmm", "baddbmm", "bilinear")
-)  # fmt: skip
-_ZERO_PRESERVING = frozenset(
-    ("relu", "relu_", "leaky_relu", "leaky_relu_", "tanh", "tanh_", "gelu", "silu", "elu", "selu", "celu", "hardswish",
-     "view", "reshape", "flatten", "unflatten", "transpose", "permute", "contiguous", "squeeze", "unsqueeze", "clone",
-     "to", "float", "half", "bfloat16", "double", "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "t",
-     "movedim")
-)  # fmt: skip
 
 
 def same_structure(a: Any, b: Any) -> bool:
