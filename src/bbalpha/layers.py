@@ -45,7 +45,7 @@ class Dropout(nn.Dropout):
             or torch._C._functorch.maybe_current_level() is not None
         ):
             return F.dropout(input, self.p, self.training, self.inplace)
-        noise = masks.draw_noise([None], input.shape, self.p)
+        noise = masks.draw_noise([None], [(input.shape, self.p)])[0]
         out = masks.dropout(input, replace(noise, values=noise.values[0]))
         return input.copy_(out) if self.inplace else out
 

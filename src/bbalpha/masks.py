@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bbalpha.objectives import apply_function
+
 _threshold = torch.ops.aten.threshold_backward  # (x, noise, t): x where noise > t, else 0; broadcasts
 
 
@@ -39,6 +41,11 @@ class Noise:
     def keep(self) -> Tensor:
         """Which units are kept, as bool."""
         return self.values > self.threshold
+
+    @property
+    def apart(self) -> tuple[Tensor, int, float]:
+        """values, threshold, scale."""
+        return self.values, self.threshold, self.scale
 
 
 # ------------------------------------------------------------------------------ drawing
@@ -72,79 +79,144 @@ class Passes:
     passes must ask in that order and with the shape of a single pass.
     """
 
-    def __init__(self, seed: int, first: int, count: int, *, device: torch.device | str | None = None) -> None:
+    def __init__(self, seed: int, first: int, count: int, *, device: torch.device | None = None) -> None:
+        self.seed = seed
+        self.first = first
         self.count = count
-        self.device = torch.device(device or "cpu")
-        self.generators = [
-            torch.Generator(self.device).manual_seed(pass_seed(seed, k)) for k in range(first, first + count)
-        ]
+        self.device = device
+        seeds = [pass_seed(seed, k) for k in range(first, first + count)]
+        self.generators = [torch.Generator(device or "cpu").manual_seed(s) for s in seeds]
+
+    def part(self, start: int, count: int) -> "Passes":
+        """At most `count` of these passes, before anything was drawn."""
+        return Passes(self.seed, self.first + start, min(count, self.count - start), device=self.device)
 
     def noise(self, shape: Sequence[int], rate: float) -> Noise:
         """Noise of shape (count, *shape) that drops units at `rate`, each pass from its own generator."""
-        return draw_noise(self.generators, shape, rate, self.device)
+        return draw_noise(self.generators, [(shape, rate)], self.device)[0]
+
+    def noises(self, sites: Sequence[tuple[Sequence[int], float]]) -> list[Noise]:
+        """The noise of several sites at once, as if asked for one after the other."""
+        return draw_noise(self.generators, sites, self.device)
 
 
 def draw_noise(
     generators: Sequence[torch.Generator | None],
-    shape: Sequence[int],
-    rate: float,
+    sites: Sequence[tuple[Sequence[int], float]],
     device: torch.device | None = None,
-) -> Noise:
-    """Noise of shape (len(generators), *shape) that drops units at `rate`; None is torch's global generator.
+) -> list[Noise]:
+    """For each (shape, rate), noise of shape (len(generators), *shape); None is torch's global generator.
 
-    >>> draw_noise([None], (4, 2), 0.5).values.shape
-    torch.Size([1, 4, 2])
+    >>> [noise.values.shape for noise in draw_noise([None], [((4, 2), 0.5), ((3,), 0.1)])]
+    [torch.Size([1, 4, 2]), torch.Size([1, 3])]
     """
-    size = math.prod(shape)
     if device is not None and device.type != "cpu":  # torch's own kernels are fast there
-        kept = torch.empty((len(generators), size), dtype=torch.int8, device=device)
-        for row, generator in zip(kept, generators, strict=True):
-            row.bernoulli_(1 - rate, generator=generator)
-        return Noise(kept.view(-1, *shape), 0, 1 / (1 - rate))
-    values, threshold, scale = _draw_bytes(generators, size, rate)
-    return Noise(values.view(len(generators), *shape), threshold, scale)
-
-
-def _draw_bytes(generators: Sequence[torch.Generator | None], size: int, rate: float) -> tuple[Tensor, int, float]:
-    """(len(generators), size) int8 noise, its threshold, and the scale of what is kept."""
-    levels = round((1 - rate) * 256)
-    per_word = 8 if levels == (1 - rate) * 256 and 0 < levels < 256 else 2
-    words = torch.empty((len(generators), -(-size // per_word)), dtype=torch.int64)
-    for row, generator in zip(words, generators, strict=True):
+        return [_draw_on(device, generators, shape, rate) for shape, rate in sites]
+    spans = [-(-math.prod(shape) // _units_per_word(rate)) for shape, rate in sites]
+    words = torch.empty((len(generators), sum(spans)), dtype=torch.int64)
+    for row, generator in zip(words.unbind(0), generators, strict=True):
         # the full range: random_() without bounds leaves the top bit 0
         row.random_(-(2**63), None, generator=generator)
+    rates = {rate for _, rate in sites}
+    if len(rates) == 1:
+        return _cut(words, spans, [shape for shape, _ in sites], rates.pop())
+    parts = zip(words.split(spans, 1), spans, sites, strict=True)
+    return [_cut(part.contiguous(), [span], [shape], rate)[0] for part, span, (shape, rate) in parts]
+
+
+def _units_per_word(rate: float) -> int:
+    """8 bits a unit if that hits the rate exactly, else 32."""
+    return 8 if (1 - rate) * 256 % 1 == 0 else 2
+
+
+def _cut(words: Tensor, spans: Sequence[int], shapes: Sequence[Sequence[int]], rate: float) -> list[Noise]:
+    """Noise of the shapes (count, *shape) out of 64-bit words (count, ...), so many words for each."""
+    per_word = _units_per_word(rate)
     if per_word == 8:
-        return words.view(torch.int8)[:, :size].contiguous(), 127 - levels, 256 / levels
-    # 32 bits a unit: kept where the value reaches `cut`, of 2^32 values
-    kept = min(max(round((1 - rate) * 2**32), 1), 2**32 - 1)
-    cut = 2**31 - kept
-    bits = words.view(torch.int32)[:, :size]
-    return bits.clamp(cut - 1, cut).sub_(cut - 1).to(torch.int8), 0, 2**32 / kept
+        levels = round((1 - rate) * 256)
+        units, threshold, scale = words.view(torch.int8), 127 - levels, 256 / levels
+    else:
+        kept = min(max(round((1 - rate) * 2**32), 1), 2**32 - 1)  # of 2^32 values
+        units, threshold, scale = (words.view(torch.int32) >= 2**31 - kept).view(torch.int8), 0, 2**32 / kept
+    noises, start = [], 0
+    for span, shape in zip(spans, shapes, strict=True):
+        own = units.narrow(1, start, math.prod(shape))
+        noises.append(Noise(own.view(units.shape[0], *shape), threshold, scale))
+        start += span * per_word
+    return noises
+
+
+def _draw_on(
+    device: torch.device, generators: Sequence[torch.Generator | None], shape: Sequence[int], rate: float
+) -> Noise:
+    values = torch.empty((len(generators), *shape), dtype=torch.int8, device=device)
+    for one, generator in zip(values, generators, strict=True):
+        one.bernoulli_(1 - rate, generator=generator)
+    return Noise(values, 0, 1 / (1 - rate))
 
 
 # ------------------------------------------------------------------------------ applying
 
 
 def dropout(x: Tensor, noise: Noise) -> Tensor:
-    """`x` with the units that `noise` drops set to 0 and the others scaled; noise may broadcast over x.
+    """`x` with the units that `noise` drops set to 0 and the others scaled; either may broadcast.
 
     >>> noise = Passes(seed=0, first=0, count=1).noise((1000,), 0.5)
     >>> dropout(torch.ones(1, 1000), noise).unique()
     tensor([0., 2.])
     """
-    out: Tensor = _Dropout.apply(x, noise.values, noise.threshold, noise.scale)
-    return out
+    return _apply(_Dropout, x, noise)
 
 
 def relu_dropout(x: Tensor, noise: Noise) -> Tensor:
     """dropout(relu(x)) in one step: keeps its output for the backward and neither x nor the mask."""
-    out: Tensor = _ReluDropout.apply(x, noise.values, noise.threshold, noise.scale)
+    return _apply(_ReluDropout, x, noise)
+
+
+def relu_dropout_(x: Tensor, noise: Noise, *, own_gradient: bool) -> Tensor:
+    """`relu_dropout` that overwrites `x`, (K, N, ...) as the noise, and allocates nothing of its size.
+
+    Args:
+        x: Not needed by anybody else; not a leaf that requires grad.
+        noise: Of the axes of x.
+        own_gradient: Whether the gradient that comes back may be overwritten too: true if the result only
+            goes where nobody keeps it.
+    """
+    return _apply(_ReluDropoutInPlace, x, noise, own_gradient)
+
+
+def _apply(function: Any, x: Tensor, noise: Noise, *options: bool) -> Tensor:
+    args = (x, *noise.apart, *options)
+    if x.requires_grad or torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+        return apply_function(function, *args)
+    with torch.no_grad():
+        out: Tensor = function.forward(*args)
     return out
 
 
-def _select(x: Tensor, values: Tensor, threshold: int, scale: float) -> Tensor:
-    out: Tensor = _threshold(x, values.to(x.dtype), threshold)
-    return out.mul_(scale) if not torch.is_grad_enabled() else out * scale
+def select(x: Tensor, values: Tensor, threshold: float, scale: float, out: Tensor | None = None) -> Tensor:
+    """What `values` let through: x * scale where values > threshold, else 0; in blocks that stay in the cache."""
+    if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        chosen: Tensor = _threshold(x, values.to(x.dtype), threshold)
+        return chosen * scale
+    by_pass = x.ndim == values.ndim and x.shape[0] == values.shape[0]  # (K, N, D) and (K, N, D) or (K, 1, D)
+    if max(x.numel(), values.numel()) <= _BLOCK or not (by_pass or x.shape == values.shape[1:]):
+        few = values.to(x.dtype)
+        small: Tensor = (
+            _threshold(x, few, threshold) if out is None else _threshold.grad_input(x, few, threshold, grad_input=out)
+        )
+        return small.mul_(scale)
+    if out is None:
+        out = torch.empty(x.shape if by_pass else values.shape, dtype=x.dtype, device=x.device)
+    step = max(1, _BLOCK * out.shape[0] // out.numel())
+    for i in range(0, out.shape[0], step):
+        part = slice(i, i + step)
+        _threshold.grad_input(x[part] if by_pass else x, values[part].to(x.dtype), threshold, grad_input=out[part])
+        out[part].mul_(scale)
+    return out
+
+
+_BLOCK = 2**18  # units: 1 MiB of float32
 
 
 def _sum_to(grad: Tensor, shape: torch.Size) -> Tensor:
@@ -156,7 +228,7 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, values: Tensor, threshold: int, scale: float) -> Tensor:
-        return _select(x, values, threshold, scale)
+        return select(x, values, threshold, scale)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, float], output: Tensor) -> None:
@@ -168,12 +240,12 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (values,) = ctx.saved_tensors
-        return _sum_to(_select(grad, values, ctx.threshold, ctx.scale), ctx.shape), None, None, None
+        return _sum_to(select(grad, values, ctx.threshold, ctx.scale), ctx.shape), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
         (values,) = ctx.saved_tensors
-        return _select(tangent, values, ctx.threshold, ctx.scale)
+        return select(tangent, values, ctx.threshold, ctx.scale)
 
 
 class _ReluDropout(torch.autograd.Function):
@@ -181,7 +253,7 @@ class _ReluDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, values: Tensor, threshold: int, scale: float) -> Tensor:
-        return _select(x, values, threshold, scale).relu_()
+        return select(x, values, threshold, scale).relu_()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, float], output: Tensor) -> None:
@@ -193,9 +265,27 @@ class _ReluDropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (output,) = ctx.saved_tensors  # positive exactly where x was positive and the unit was kept
-        return _sum_to(_select(grad, output, 0, ctx.scale), ctx.shape), None, None, None
+        return _sum_to(select(grad, output, 0, ctx.scale), ctx.shape), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
         (output,) = ctx.saved_tensors
-        return _select(tangent, output, 0, ctx.scale)
+        return select(tangent, output, 0, ctx.scale)
+
+
+class _ReluDropoutInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, values: Tensor, threshold: int, scale: float, own_gradient: bool) -> Tensor:
+        return select(x, values, threshold, scale, out=x).relu_()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, float, bool], output: Tensor) -> None:
+        x, _, _, ctx.scale, ctx.own_gradient = inputs
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (output,) = ctx.saved_tensors
+        mine = ctx.own_gradient and grad.is_contiguous()
+        return select(grad, output, 0, ctx.scale, out=grad if mine else None), None, None, None, None

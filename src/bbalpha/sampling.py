@@ -2,6 +2,7 @@
 
 Pass k draws from generators seeded by (seed, k), whatever the strategy, so all strategies agree:
 
+    chain    nn.Sequential of plain layers: kernels of our own (`bbalpha.chains`), picked by "auto"
     loop     the model is called K times; always right
     repeat   the batch is repeated K times and the model called once
     vmap     `torch.func.vmap` over the pass: what does not depend on a random draw is computed once
@@ -12,7 +13,7 @@ loop gives, and remembers the choice for the next call.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -21,11 +22,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from bbalpha import chains, sites
 from bbalpha import masks as fast_masks
-from bbalpha import sites
+from bbalpha.inputs import Inputs
 from bbalpha.interception import Interception, NotStackableError
 from bbalpha.masks import Passes
-from bbalpha.sites import Inputs
 
 Masks = Literal["per_example", "shared"]
 Strategy = Literal["auto", "vmap", "repeat", "loop"]
@@ -68,11 +69,17 @@ def sample(
     _check(model, n_passes, masks, strategy, chunk_size, seed)
     inputs = Inputs.of(x, batch_dim)
     base = fast_masks.draw_seed() if seed is None else seed
-    plan = _plan(model, inputs, strategy, masks == "shared")
+    plan = find_plan(model, inputs, strategy, masks == "shared")
     run = _Run(model, inputs, plan, base, masks == "shared")
-    if chunk_size is None or chunk_size >= n_passes:
-        return run(0, n_passes)
-    return run.chunked(n_passes, chunk_size)
+    if plan.recomputes and torch.is_grad_enabled():
+        raise ValueError(
+            "`model` must not recompute its activations (gradient checkpointing): the backward would draw other masks. "
+            "Switch that off and let `chunk_size` bound the memory."
+        )
+    try:
+        return run.all(n_passes, chunk_size)
+    except NotStackableError:  # so many rows can be taken for something else
+        return replace(run, plan=replace(plan, strategy="loop")).all(n_passes, chunk_size)
 
 
 # ------------------------------------------------------------------------------ the plan
@@ -88,23 +95,26 @@ class Plan:
         hidden: Draws come from torch's global generator too, which is seeded for every pass.
         moves: Buffers change in a pass and have to be looked after.
         reasons: Why the cheaper strategies were not taken.
+        recomputes: The model draws inside torch.utils.checkpoint, whose backward would draw anew.
+        layers: With "chain", the layers in the order they run.
     """
 
-    strategy: Literal["vmap", "repeat", "loop"]
+    strategy: Literal["chain", "vmap", "repeat", "loop"]
     rowwise: bool
     hidden: bool
     moves: bool
     reasons: tuple[str, ...] = ()
+    recomputes: bool = False
+    layers: tuple[nn.Module, ...] = ()
 
 
 _PLANS: "WeakKeyDictionary[nn.Module, dict[Any, Plan]]" = WeakKeyDictionary()
 
 
-def _plan(model: nn.Module, inputs: Inputs, strategy: Strategy, shared: bool) -> Plan:
+def find_plan(model: nn.Module, inputs: Inputs, strategy: Strategy, shared: bool) -> Plan:
     """The remembered plan for this model in this state and inputs of this kind, made where there is none."""
-    modules = tuple((id(m), m.training) for m in model.modules())
-    kinds = tuple((t.dtype, t.ndim) for t in inputs.tensors)
-    key = (modules, kinds, type(inputs.x), inputs.batch_dim, strategy, shared, inputs.rows == 0)
+    modules = tuple((id(m), m.training, chains.hooked(m)) for m in model.modules())
+    key = (modules, inputs.kind, strategy, shared)
     plans = _PLANS.setdefault(model, {})
     if key not in plans:
         if len(plans) > 32:
@@ -114,31 +124,61 @@ def _plan(model: nn.Module, inputs: Inputs, strategy: Strategy, shared: bool) ->
 
 
 def _make_plan(model: nn.Module, inputs: Inputs, strategy: Strategy, shared: bool) -> Plan:
-    few = inputs.first(11)
-    seen = sites.trace(model, few)
-    if not seen.fired:
+    few, seen = _look(model, inputs)
+    if not seen.fired and inputs.rows:  # for no rows, compiled code draws nothing
         raise ValueError(no_randomness(model, seen))
     _check_structure(model, few, seen)
     hidden, moves = bool(seen.hidden), seen.moved
-    plain = Plan("loop", False, hidden, moves)
+    plain = Plan("loop", False, hidden, moves, recomputes=seen.recomputes)
     if inputs.rows == 0:
         return plain
+    if not seen.certain and not _differs(model, few, plain):
+        raise ValueError(no_randomness(model, seen))
     if shared and (hidden or not _rows_agree(model, few, plain)):
         if strategy not in ("auto", "loop"):
             raise ValueError(f'`strategy="{strategy}"` cannot share masks on this model; use "auto".')
-        return Plan("loop", True, hidden, moves)
+        return replace(plain, rowwise=True)
     # work in front of the first draw is worth sharing; batch statistics must be those of one pass
-    order: tuple[Literal["vmap", "repeat"], ...] = ("vmap", "repeat") if seen.prefix else ("repeat", "vmap")
+    order: list[Literal["chain", "vmap", "repeat"]] = ["vmap", "repeat"] if seen.prefix else ["repeat", "vmap"]
+    layers = chains.find(model) or ()
+    if layers and model not in layers and isinstance(inputs.x, Tensor) and inputs.batch_dim == 0 and strategy == "auto":
+        order.insert(0, "chain")
     batch_statistics = any(isinstance(m, _NormBase) and m.training for m in model.modules())
     reasons: list[str] = []
     for way in order if strategy == "auto" else [w for w in order if w == strategy]:
-        why = _objection(model, few, Plan(way, False, hidden, moves), shared, batch_statistics)
+        plan = replace(plain, strategy=way, reasons=tuple(reasons), layers=layers if way == "chain" else ())
+        why = _objection(model, few, plan, shared, batch_statistics)
         if why is None:
-            return Plan(way, False, hidden, moves, tuple(reasons))
+            return plan
         reasons.append(f"{way}: {why}")
     if strategy in ("vmap", "repeat"):
         raise ValueError(f'`strategy="{strategy}"` does not fit this model ({reasons[0]}); use "auto" or "loop".')
-    return Plan("loop", False, hidden, moves, tuple(reasons))
+    return replace(plain, reasons=tuple(reasons))
+
+
+def _look(model: nn.Module, inputs: Inputs) -> tuple[Inputs, sites.Trace]:
+    """A few rows to try strategies on, and what one pass on them met."""
+    few = inputs.first(11)
+    try:
+        return few, sites.trace(model, few)
+    # whatever goes wrong on part of the rows (an input as long as the batch that counts something else) may not on all
+    except Exception:
+        if few.rows == inputs.rows:
+            raise
+    return inputs.first(inputs.rows), sites.trace(model, inputs)
+
+
+def _differs(model: nn.Module, few: Inputs, plan: Plan) -> bool:
+    """Whether one of many passes differs from the first."""
+    with torch.no_grad(), sites.borrowed_buffers(list(model.modules())):
+        run = _Run(model, few, plan, 0, False)
+        one = tree_flatten(run(0, 1))[0]
+        return any(
+            not torch.equal(a, b)
+            for k in range(1, 64)
+            for a, b in zip(one, tree_flatten(run(k, 1))[0], strict=True)
+            if isinstance(a, Tensor)
+        )
 
 
 def _objection(model: nn.Module, few: Inputs, plan: Plan, shared: bool, batch_statistics: bool) -> str | None:
@@ -147,13 +187,17 @@ def _objection(model: nn.Module, few: Inputs, plan: Plan, shared: bool, batch_st
         return "random calls that cannot be intercepted"
     if plan.strategy == "repeat" and batch_statistics:
         return "batch statistics would be taken over all passes"
-    with torch.no_grad(), sites.borrowed_buffers(list(model.modules())):
-        loop = _Run(model, few, Plan("loop", False, False, True), 0, shared)(0, 2)
-        try:
+    modules = list(model.modules())
+    with torch.no_grad(), sites.borrowed_buffers(modules):
+        loop = _Run(model, few, replace(plan, strategy="loop", moves=True), 0, shared)(0, 2)
+    try:
+        with torch.no_grad(), sites.borrowed_buffers(modules):
             other = _Run(model, few, plan, 0, shared)(0, 2)
-        # any error of the model under a strategy it was not written for means: do not use that strategy
-        except Exception as error:  # noqa: BLE001
-            return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+    # any error of the model under a strategy it was not written for means: do not use that strategy
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+    if sites.holds_batched(model):
+        return "the model keeps tensors of a pass"
     return None if _close(loop, other) else "gives other outputs than separate passes"
 
 
@@ -212,10 +256,16 @@ class _Run:
 
     def __call__(self, first: int, count: int) -> Any:
         """The outputs of the passes, stacked."""
+        if self.plan.strategy == "chain":  # touches no flag and no buffer
+            return self._chain(first, count)
         with self._prepared():
             if self.plan.rowwise:
                 return self._rowwise(first, count)
             return getattr(self, f"_{self.plan.strategy}")(first, count)
+
+    def all(self, count: int, chunk_size: int | None) -> Any:
+        """All passes, at most `chunk_size` at a time."""
+        return self(0, count) if chunk_size is None or chunk_size >= count else self.chunked(count, chunk_size)
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
@@ -226,9 +276,8 @@ class _Run:
                 contexts.enter_context(sites.borrowed_buffers(quiet))
             contexts.enter_context(sites.switched_on(self.model))
             if self.plan.hidden:
-                contexts.enter_context(torch.random.fork_rng())
-            if any(hasattr(m, "_orig_mod") for m in self.model.modules()):
-                contexts.enter_context(torch.compiler.set_stance("force_eager"))
+                contexts.enter_context(sites.forked_generators())
+            contexts.enter_context(sites.eager())
             yield
 
     def _intercept(self, first: int, count: int, **layout: Any) -> Interception:
@@ -236,6 +285,13 @@ class _Run:
         return Interception(passes, self.inputs.rows, shared=self.shared, batch_dim=self.inputs.batch_dim, **layout)
 
     # ---- strategies
+
+    def _chain(self, first: int, count: int) -> Tensor:
+        passes = Passes(self.seed, first, count, device=self.inputs.device)
+        outputs = chains.run(self.plan.layers, self.inputs.x, passes, shared=self.shared)
+        if outputs is None:
+            raise ValueError(no_randomness(self.model, sites.trace(self.model, self.inputs.first(1))))
+        return outputs
 
     def _loop(self, first: int, count: int) -> Any:
         moving = [m for m in self.model.modules() if m.training] if self.plan.moves else []
@@ -249,11 +305,10 @@ class _Run:
 
     def _one(self, k: int, inputs: Inputs) -> Any:
         if self.plan.hidden:
-            torch.manual_seed(fast_masks.pass_seed(self.seed, k))
-        fresh = Inputs(inputs.map(torch.clone), inputs.batch_dim, inputs.rows)  # in-place layers spare the caller's x
+            sites.seed_generators(fast_masks.pass_seed(self.seed, k))
         with self._intercept(k, 1) as mode:
             mode.rows = inputs.rows
-            output = fresh.call(self.model)
+            output = inputs.fresh().call(self.model)
         self._check_fired(mode)
         return output
 
@@ -272,7 +327,7 @@ class _Run:
     def _repeat(self, first: int, count: int) -> Any:
         large = Inputs(self.inputs.repeated(count), self.inputs.batch_dim, count * self.inputs.rows)
         with self._intercept(first, count, layout="stacked") as mode:
-            output = large.call(self.model)
+            output = (large.fresh() if count == 1 else large).call(self.model)
         self._check_fired(mode)
 
         def split(t: Any) -> Any:
@@ -294,7 +349,7 @@ class _Run:
         def one(index: Tensor) -> list[Tensor]:
             mode.index = index
             with mode:
-                flat, tree = tree_flatten(self.inputs.call(self.model))
+                flat, tree = tree_flatten(self.inputs.fresh().call(self.model))
             spec.append(tree)
             rest.extend(flat)
             return [t for t in flat if isinstance(t, Tensor)]
@@ -315,11 +370,22 @@ class _Run:
         starts = [(k, min(size, count - k)) for k in range(0, count, size)]
         wanted = [t for t in (*self.inputs.tensors, *self.model.parameters()) if t.requires_grad]
         if not torch.is_grad_enabled() or not wanted:
-            return _merge([self(k, n) for k, n in starts], torch.cat)
+            return self.each(starts)
         spec: list[Any] = []
         tensors = iter(_Chunks.apply(self, starts, spec, *wanted))
         flat, tree = spec
         return tree_unflatten([next(tensors) if isinstance(t, Tensor) else t for t in flat], tree)
+
+    def each(self, starts: list[tuple[int, int]]) -> Any:
+        """The chunks (first, count) one after the other; buffers that move do so once for all of them."""
+        moving = [m for m in self.model.modules() if m.training] if self.plan.moves else []
+        outputs, moved = [], []
+        for k, n in starts:
+            with sites.borrowed_buffers(moving) as copies:
+                outputs.append(self(k, n))
+            moved += [copies] * n
+        _settle(moved)
+        return _merge(outputs, torch.cat)
 
 
 class _Chunks(torch.autograd.Function):
@@ -327,7 +393,9 @@ class _Chunks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: _Run, starts: list[tuple[int, int]], spec: list[Any], *wanted: Tensor) -> Any:
-        outputs = _merge([run(k, n) for k, n in starts], torch.cat)
+        if run.plan.moves:
+            ctx.buffers = {b: b.clone() for b in run.model.buffers()}
+        outputs = run.each(starts)
         spec.extend(tree_flatten(outputs))
         ctx.run, ctx.starts, ctx.wanted = run, starts, wanted
         tensors = tuple(t for t in spec[0] if isinstance(t, Tensor))
@@ -339,7 +407,9 @@ class _Chunks(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         total: list[Tensor | None] = [None] * len(ctx.wanted)
         for k, n in ctx.starts:
-            with torch.enable_grad(), sites.borrowed_buffers(list(ctx.run.model.modules())):
+            with torch.enable_grad(), sites.borrowed_buffers(list(ctx.run.model.modules())) as copies:
+                for original, copy in copies.items() if ctx.run.plan.moves else ():
+                    copy.copy_(ctx.buffers.get(original, copy))  # as the forward found them
                 flat = [t for t in tree_flatten(ctx.run(k, n))[0] if isinstance(t, Tensor)]
             pairs = [(t, g[k : k + n]) for t, g in zip(flat, grads, strict=True) if t.requires_grad]
             parts = torch.autograd.grad([t for t, _ in pairs], ctx.wanted, [g for _, g in pairs], allow_unused=True)
