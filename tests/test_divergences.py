@@ -1,7 +1,10 @@
 """Divergences against numerical integration, and the energies against each other."""
 
+import json
 import math
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -184,7 +187,7 @@ def test_cavity_and_back(alpha, n, std, mean):
     assert type(there) is type(q)
     assert torch.allclose(back.mean, q.mean, atol=1e-10)
     assert torch.allclose(back.variance, q.variance, rtol=1e-9)
-    w = torch.tensor([[0.3, -0.2], [1.0, 0.5]], dtype=torch.float64)  # Eq. 5 up to Z_q, at two points
+    w = torch.tensor([[0.3, -0.2], [1.0, 0.5]], dtype=torch.float64)  # Eq. 6 up to Z_q, at two points
     ratio = q.log_prob(w) - there.log_prob(w) - alpha / (n - alpha) * (there.log_prob(w) - p0.log_prob(w))
     assert torch.isclose(ratio[0], ratio[1], atol=1e-9)
 
@@ -244,7 +247,7 @@ def test_exact_energies_by_quadrature(alpha):
     def log_mean(values):  # log E_q exp(values)
         return ((log_q + values).exp().sum(0) * 18 / 20000).log()
 
-    original = -log_mean(alpha * (log_f + (log_p - log_q) / 3)).sum() / alpha  # Eq. 2 as printed
+    original = -log_mean(alpha * (log_f + (log_p - log_q) / 3)).sum() / alpha  # Eq. 3 as printed
     large = (log_q.exp() * (log_q - log_p)).sum() * 18 / 20000 - log_mean(alpha * log_f).sum() / alpha
     assert torch.isclose(dv.bb_alpha_energy(q, p0, factors, alpha=alpha), original, rtol=1e-9)
     assert torch.isclose(dv.large_data_energy(q, p0, factors, alpha=alpha), large, rtol=1e-9)
@@ -331,3 +334,14 @@ def test_one_weight_well_specified():
         exact = factors.posterior(p0).variance.item()
         assert best_variances(factors, p0, 0.5)[1].item() / exact == pytest.approx(2, rel=0.02)
         assert best_variances(factors, p0, 1.0)[1].item() / exact == pytest.approx(math.sqrt(n), rel=0.1)
+
+
+def test_the_tables_of_the_method_page_come_from_its_json():
+    docs = Path(__file__).parents[1] / "docs"
+    spec = spec_from_file_location("make_method_figures", docs / "make_method_figures.py")
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    rows = json.loads((docs / "figures" / "method.json").read_text())["rows"]
+    page = (docs / "method.md").read_text()
+    for name, table in script.tables(rows).items():
+        assert f"<!-- begin {name} -->\n{table}\n<!-- end {name} -->" in page

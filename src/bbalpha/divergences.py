@@ -139,7 +139,7 @@ def cavity(q: Distribution, p0: Distribution, alpha: float, n_data: int) -> Dist
 
 
 def from_cavity(cavity: Distribution, p0: Distribution, alpha: float, n_data: int) -> Distribution:
-    """The q whose cavity this is, Eq. 5: q = c (c / p0)^(alpha / (N - alpha)) / Z_q.
+    """The q whose cavity this is, Eq. 6: q = c (c / p0)^(alpha / (N - alpha)) / Z_q.
 
     >>> from_cavity(cavity(Normal(0.0, 0.1), Normal(0.0, 1.0), 1.0, 2), Normal(0.0, 1.0), 1.0, 2).stddev
     tensor(0.1000)
@@ -192,7 +192,7 @@ class LinearGaussian:
 
 
 def free_energy(q: Distribution, p0: Distribution, factors: Factors, *, n_samples: int = 1000) -> Tensor:
-    """The variational free energy KL[q||p0] - sum_n E_q log f_n, Eq. 4: what VI minimises ().
+    """The variational free energy KL[q||p0] - sum_n E_q log f_n, Eq. 5: what VI minimises ().
 
     Args:
         q: The approximation: one distribution over all weights, whose batch axes are independent weights.
@@ -210,9 +210,9 @@ def free_energy(q: Distribution, p0: Distribution, factors: Factors, *, n_sample
 def bb_alpha_energy(
     q: Distribution, p0: Distribution, factors: Factors, *, alpha: float, n_samples: int = 1000
 ) -> Tensor:
-    """The original BB-alpha energy -1/alpha sum_n log E_q[(f_n p0^(1/N) / q^(1/N))^alpha], Eq. 2 ().
+    """The original BB-alpha energy -1/alpha sum_n log E_q[(f_n p0^(1/N) / q^(1/N))^alpha], Eq. 3 ().
 
-    Exact for a Gaussian q and prior with `LinearGaussian` factors, else the paper's estimate, Eq. 3. Because
+    Exact for a Gaussian q and prior with `LinearGaussian` factors, else the paper's estimate, Eq. 4. Because
     q^(1 - alpha/N) p0^(alpha/N) is the cavity times exp(-alpha/N R_(1 - alpha/N)[q||p0]), the exact energy is
     R_(1 - alpha/N)[q||p0] - 1/alpha sum_n log E_cavity[f_n^alpha].
     """
@@ -260,7 +260,7 @@ def large_data_energy(
 def power_ep_energy(
     q: Distribution, p0: Distribution, factors: Factors, *, alpha: float, n_samples: int = 1000
 ) -> Tensor:
-    """The power-EP energy with all N sites tied, in natural parameters, for a Gaussian q and prior ().
+    """The power-EP energy, Eq. 11, with all N sites tied, in natural parameters, for a Gaussian q and prior ().
 
     log Z(l0) + (N/alpha - 1) log Z(lq) - 1/alpha sum_n log int f_n^alpha exp((lq - alpha l) phi), with the site
     l = (lq - l0) / N. Differences of log Z are divided by alpha, so digits are lost where alpha is tiny.
