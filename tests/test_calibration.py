@@ -172,7 +172,7 @@ def one_axis(N):
         (lambda: conformal_intervals(one_axis(9), torch.zeros(9), coverage=1.0), ValueError, "`coverage`"),
         (lambda: conformal_intervals(one_axis(9), torch.zeros(9), score="best"), ValueError, "got 'best'"),
         (
-            lambda: conformal_intervals(RegressionPrediction(torch.zeros(3, 9)), torch.zeros(9)),
+            lambda: conformal_intervals(RegressionPrediction(torch.zeros(3, 9)), torch.zeros(9), score="std"),
             ValueError,
             "deviation above 0",
         ),

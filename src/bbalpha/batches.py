@@ -20,7 +20,7 @@ from bbalpha import masks as fast_masks
 from bbalpha.inputs import Inputs
 from bbalpha.sampling import Masks, sample
 
-_BUDGET = 2**23  # numbers in one activation: 32 MB of float32
+_BUDGET = 2**22  # numbers in one activation: 16 MB of float32
 _PATIENCE = 3.0  # seconds before a progress bar shows
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

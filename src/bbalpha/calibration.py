@@ -22,7 +22,7 @@ from bbalpha.prediction import as_logits, predict_regression
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction, check_coverage
 from bbalpha.sampling import Masks
 
-IntervalScore = Literal["std", "quantile", "absolute"]
+IntervalScore = Literal["quantile", "std", "absolute"]
 SetScore = Literal["probability", "cumulative"]
 
 
@@ -170,7 +170,7 @@ class ConformalIntervals:
 
 
 def conformal_intervals(
-    prediction: RegressionPrediction, target: Tensor, *, coverage: float = 0.9, score: IntervalScore = "std"
+    prediction: RegressionPrediction, target: Tensor, *, coverage: float = 0.9, score: IntervalScore = "quantile"
 ) -> ConformalIntervals:
     """Split-conformal intervals, calibrated on held-out rows: each output holds the truth with `coverage` or more.
 
@@ -180,8 +180,8 @@ def conformal_intervals(
         prediction: Of the calibration rows, by the model and with the options of later predictions.
         target: Their targets (N, ...).
         coverage: Between 0 and 1.
-        score: "std" divides the error by the predicted deviation, so that unsure rows get wide intervals;
-            "quantile" widens the mixture's own interval; "absolute" gives all rows one width.
+        score: "quantile" widens or narrows the mixture's own interval by one amount; "std" divides the error by
+            the predicted deviation; both give unsure rows wider intervals. "absolute" gives all rows one width.
 
     >>> p = RegressionPrediction(torch.randn(20, 99), torch.tensor(1.0))
     >>> low, high = conformal_intervals(p, torch.zeros(99), coverage=0.9).interval(p)
@@ -204,7 +204,7 @@ def conformal_intervals(
     elif score == "absolute":
         scores = (target - mean).abs()
     else:
-        raise ValueError(f'`score` must be "std", "quantile" or "absolute"; got {score!r}.')
+        raise ValueError(f'`score` must be "quantile", "std" or "absolute"; got {score!r}.')
     return ConformalIntervals(_finite_sample_quantile(scores, coverage), coverage, score)
 
 

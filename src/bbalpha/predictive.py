@@ -129,6 +129,8 @@ class RegressionPrediction:
     def epistemic_std(self) -> Tensor:
         """Standard deviation over passes: what more data would settle; large far from the training data (N, ...)."""
         _check_spread("epistemic_std", len(self.outputs))
+        if not self.outputs.numel():  # torch warns
+            return self.outputs.new_zeros(self.outputs.shape[1:])
         return self.outputs.std(0, correction=0)
 
     @property
