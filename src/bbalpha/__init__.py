@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bbalpha.checkpoint import load, save
+    from bbalpha.convert import Audit, add_dropout, audit, remove_dropout
+    from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor, load_estimator
+    from bbalpha.estimators_cv import BBAlphaClassifierCV, BBAlphaRegressorCV
     from bbalpha.layers import ConcreteDropout, DropConnectLinear, Dropout, GaussianDropout, GaussianLinear
     from bbalpha.objectives import (
         AlphaLoss,
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "checkpoint": ["load", "save"],
+    "convert": ["Audit", "add_dropout", "audit", "remove_dropout"],
+    "estimators": ["BBAlphaClassifier", "BBAlphaRegressor", "load_estimator"],
+    "estimators_cv": ["BBAlphaClassifierCV", "BBAlphaRegressorCV"],
     "layers": ["ConcreteDropout", "DropConnectLinear", "Dropout", "GaussianDropout", "GaussianLinear"],
     "objectives": [
         "AlphaLoss",

@@ -19,11 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bbalpha.feed import order, step_seed
-from bbalpha.masks import draw_noise, pass_seed
+from bbalpha.masks import Passes, pass_seed
 from bbalpha.networks import mlp
 from bbalpha.training import cosine
 
 Likelihood = Literal["gaussian", "categorical"]
+_BLOCK = 2**19  # activations worked on together: 2 MiB
 _threshold = torch.ops.aten.threshold_backward  # (x, noise, t): x where noise > t, else 0
 
 
@@ -207,15 +208,20 @@ class _Stack:
         hidden = [[m.dropout for m in self.members]] * (len(self.sizes) - 2)
         return [[m.input_dropout for m in self.members], *hidden]
 
-    def forward(self, flat: Tensor, x: Tensor, seeds: Sequence[int], counts: Sequence[int], n_passes: int) -> Tensor:
-        """Outputs (M, K, B, D) for standardised inputs (M, B, F); of member m the first counts[m] rows are real."""
+    def forward(
+        self, flat: Tensor, x: Tensor, seeds: Sequence[int], counts: Sequence[int], n_passes: int, part: slice
+    ) -> Tensor:
+        """Outputs (M, K, B, D) of the members in `part` for standardised inputs (M, B, F).
+
+        Of a member's rows the first `counts` are real.
+        """
         M, B, _ = x.shape
         generators = [[torch.Generator().manual_seed(pass_seed(s, k)) for k in range(n_passes)] for s in seeds]
         layers, _ = self.layers(flat)
         h = x.unsqueeze(1)  # (M, 1 or K, B, in): what all passes share is computed once
         for i, ((weight, bias), rates) in enumerate(zip(layers, self.rates(), strict=True)):
-            if any(rates):
-                noise, scale = _noise(generators, rates, counts, B, h.shape[-1])
+            if any(rates[part]):
+                noise, scale = _noise(generators, rates[part], counts, B, h.shape[-1])
                 h = _drop(h, noise, relu=i > 0)
                 weight = weight * scale[:, None, None]
             elif i:
@@ -227,6 +233,11 @@ class _Stack:
                 out = torch.baddbmm(bias, rows, weight.transpose(1, 2))
             h = out.view(M, -1, B, weight.shape[1])
         return h.expand(M, n_passes, B, h.shape[-1])
+
+    def chunks(self, rows: int) -> list[slice]:
+        """Members that are worked on together: as many as stay in the cache, at `rows` passes times rows each."""
+        size = max(1, _BLOCK // (rows * max(self.sizes)))
+        return [slice(i, i + size) for i in range(0, len(self.members), size)]
 
     def losses(self, outputs: Tensor, target: Tensor, log_precision: Tensor) -> Tensor:
         """Minus the log-likelihood of every pass: (M, K, B, D), (M, B, D) or (M, B) -> (M, K, B)."""
@@ -253,11 +264,12 @@ class _Stack:
                 chosen, counts = _pad([r[start : start + size] for r in rows])
                 inputs, target = self.batch(x, y, chosen)
                 seeds = [step_seed(m.seed + 1, start // size) for m in self.members]
-                outputs = self.forward(self.flat, inputs, seeds, counts, n_passes)
-                losses = self.losses(outputs, target, log_precision)
-                values = (-losses).logsumexp(1) - math.log(n_passes) - shift[:, None]  # (M, B)
-                for part, value, n in zip(parts, values, counts, strict=True):
-                    part.append(value[:n])
+                for c in self.chunks(n_passes * chosen.shape[1]):
+                    outputs = self.forward(self.flat[c], inputs[c], seeds[c], counts[c], n_passes, c)
+                    losses = self.losses(outputs, target[c], log_precision[c])
+                    values = (-losses).logsumexp(1) - math.log(n_passes) - shift[c, None]  # (M, B)
+                    for part, value, n in zip(parts[c], values, counts[c], strict=True):
+                        part.append(value[:n])
         return [torch.cat(part) if part else torch.empty(0) for part in parts]
 
 
@@ -277,7 +289,7 @@ def _noise(
     for (rate, count), chosen in groups.items():
         if rate == 0 or count == 0:
             continue
-        drawn = draw_noise([g for m in chosen for g in generators[m]], (count, width), rate)
+        drawn = _Together([g for m in chosen for g in generators[m]]).noise((count, width), rate)
         scale[chosen] = drawn.scale
         kept = drawn.values.view(len(chosen), K, count, width).float().sub_(drawn.threshold)
         if noise is None and count == B:
@@ -289,6 +301,14 @@ def _noise(
             for m, part in zip(chosen, kept, strict=True):
                 noise[m, :, :count] = part
     return torch.ones(len(generators), K, B, width) if noise is None else noise, scale
+
+
+class _Together(Passes):
+    """The passes of several members, one member after the other."""
+
+    def __init__(self, generators: list[torch.Generator]) -> None:
+        super().__init__(0, 0, 0)
+        self.count, self.generators = len(generators), generators
 
 
 def _drop(x: Tensor, noise: Tensor, *, relu: bool) -> Tensor:
@@ -371,14 +391,17 @@ class _Run:
         stack = self.stack
         x, target = stack.batch(self.x, self.y, rows)
         seeds = [step_seed(m.seed, t) for m, t in zip(stack.members, steps, strict=True)]
-        flat = stack.flat.detach().requires_grad_()
-        outputs = stack.forward(flat, x, seeds, counts, self.n_passes)
-        losses = stack.losses(outputs, target, stack.layers(flat)[1])  # (M, K, B)
-        # the gradient of the alpha objective is that of the losses weighted by softmax(-alpha l) over k
-        share_k = torch.softmax(-self.alpha * losses.detach(), 1)
-        (share_k * losses * self._row_weight(rows, counts)[:, None]).sum().backward()
+        weight = self._row_weight(rows, counts)[:, None]
+        grads: list[Tensor] = []
+        for c in stack.chunks(self.n_passes * rows.shape[1]):
+            flat = stack.flat[c].detach().requires_grad_()
+            outputs = stack.forward(flat, x[c], seeds[c], counts[c], self.n_passes, c)
+            losses = stack.losses(outputs, target[c], stack.layers(flat)[1])  # (M, K, B)
+            # the gradient of the alpha objective is that of the losses weighted by softmax(-alpha l) over k
+            share_k = torch.softmax(-self.alpha[c] * losses.detach(), 1) * weight[c]
+            grads += torch.autograd.grad(losses, flat, share_k)
         moving = (self.alive & (torch.tensor(counts) > 0))[:, None]
-        self._adam(flat.grad, share, moving)  # type: ignore[arg-type]
+        self._adam(torch.cat(grads), share, moving)
 
     def _adam(self, grad: Tensor, share: Tensor, moving: Tensor) -> None:
         """Adam as torch has it, with coupled decay, for the members that move."""

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 
 from bbalpha import masks as fast_masks
 from bbalpha import sites
-from bbalpha.checkpoint import newest_state, write_state
+from bbalpha.checkpoint import describe, newest_state, write_state
 from bbalpha.feed import Batch, Source, held_out, rng_state, set_rng_state, source, step_seed
 from bbalpha.priors import has_quadratic_kl, param_groups, prior_kl
 from bbalpha.sampling import Masks, sample
@@ -401,7 +401,8 @@ def _optimizer(
     if length_scale:
         if train.n_data is None:
             raise ValueError("`length_scale` needs data that tells its length; got an iterable data set. Leave it out.")
-        example = train.example()
+        # a network of plain layers tells by its structure which dropout feeds which weight; others are run once
+        example = None if describe(model) else train.example()
         keep = None
         if example is not None:
             keep = sites.trace(model, sites.Inputs.of(_on(example, next(model.parameters()).device), 0)).keep

@@ -1,0 +1,283 @@
+"""scikit-learn estimators: `BBAlphaRegressor` and `BBAlphaClassifier`.
+
+Inputs (and targets of regression) are standardised inside; results are in the units of `y`. Predictions share the
+masks of each pass over all rows, from a seed kept at `fit`, so a row gets the same answer in any company.
+
+    model = BBAlphaRegressor(alpha=0.5).fit(X, y)
+    mean, std = model.predict(X_new, return_std=True)
+    low, high = model.predict_interval(X_new, coverage=0.9)
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, validate_data
+from torch import Tensor, nn
+
+from bbalpha.checkpoint import read_folder
+from bbalpha.estimators_base import Array, DropoutEstimator, Module, standardiser
+from bbalpha.objectives import CrossEntropy, GaussianNLL
+from bbalpha.prediction import predict_classification, predict_regression
+from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
+
+# ------------------------------------------------------------------------------ regression
+
+
+class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
+    """A dropout network for real targets, trained with the alpha objective; predicts a distribution.
+
+    Args:
+        alpha: 0 is MC dropout as usual, 0.5 the Hellinger value, 1 the predictive likelihood.
+        hidden_layer_sizes: Widths of the hidden layers.
+        dropout: The rate of being dropped of hidden units.
+        input_dropout: The rate of the inputs.
+        length_scale: l of the prior N(0, 1/l^2), on standardised data.
+        n_passes: K in training.
+        n_predict_passes: K in prediction, over all networks.
+        epochs: Times through the data; None chooses by the number of rows.
+        batch_size: Rows a step.
+        learning_rate: Of Adam, falling to 0 along a cosine.
+        noise: "constant" learns one precision for all rows; "heteroscedastic" predicts it from the inputs.
+        n_ensemble: Networks, trained from different seeds, whose predictions are averaged.
+        validation_fraction: If positive, so many rows are held out, and training stops early by them.
+        patience: Epochs without a better one before that.
+        module: A network of your own: an nn.Module (N, F) -> (N, D), or a function of (F, D) that makes one; with
+            heteroscedastic noise it returns (mean, log_precision).
+        verbose: Show a progress bar.
+        random_state: As in scikit-learn.
+
+    >>> X = np.linspace(-1, 1, 64)[:, None]
+    >>> model = BBAlphaRegressor(epochs=20, random_state=0).fit(X, X[:, 0])
+    >>> mean, std = model.predict(X[:3], return_std=True)
+    >>> mean.shape, bool((std > 0).all())
+    ((3,), True)
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.5,
+        *,
+        hidden_layer_sizes: Sequence[int] = (50,),
+        dropout: float = 0.05,
+        input_dropout: float = 0.0,
+        length_scale: float = 0.1,
+        n_passes: int = 10,
+        n_predict_passes: int = 100,
+        epochs: int | None = None,
+        batch_size: int = 32,
+        learning_rate: float = 0.01,
+        noise: Literal["constant", "heteroscedastic"] = "constant",
+        n_ensemble: int = 1,
+        validation_fraction: float = 0.0,
+        patience: int = 20,
+        module: Module | None = None,
+        verbose: bool = False,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            alpha, hidden_layer_sizes=hidden_layer_sizes, dropout=dropout, input_dropout=input_dropout,
+            length_scale=length_scale, n_passes=n_passes, n_predict_passes=n_predict_passes, epochs=epochs,
+            batch_size=batch_size, learning_rate=learning_rate, n_ensemble=n_ensemble,
+            validation_fraction=validation_fraction, patience=patience, module=module, verbose=verbose,
+            random_state=random_state,
+        )  # fmt: skip
+        self.noise = noise
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on `X` (N, F) and `y` (N,) or (N, D); returns self."""
+        if self.noise not in ("constant", "heteroscedastic"):
+            raise ValueError(f'`noise` must be "constant" or "heteroscedastic"; got {self.noise!r}.')
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
+        self.y_ndim_, table = y.ndim, np.asarray(y, np.float64).reshape(len(y), -1)
+        self.y_mean_, self.y_scale_ = standardiser(table, weight)
+        target = torch.as_tensor((table - self.y_mean_) / self.y_scale_, dtype=torch.float32)
+        self._train(X, target, weight, table.shape[1] * (2 if self._splits() else 1))
+        if self.noise == "constant":
+            tau = torch.stack([o.precision.detach() for o in self.objectives_]).double()  # (n_ensemble,)
+            self.precision_ = tau.numpy()[:, None] / self.y_scale_**2  # (n_ensemble, D), in units of y
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The predictive mean (N,) or (N, D); with `return_std` also its standard deviation."""
+        prediction = self.predictive(X)
+        mean = self._shaped(prediction.mean)
+        return (mean, self._shaped(prediction.std)) if return_std else mean
+
+    def predict_quantiles(self, X: Any, q: float | Sequence[float]) -> Array:
+        """Quantiles of the predictive mixture: (N,) for a number, (N, Q) for several; (N, D, Q) with D targets."""
+        quantiles = self.predictive(X).quantile(q if np.ndim(q) == 0 else list(np.asarray(q, float)))
+        return self._shaped(quantiles) if np.ndim(q) == 0 else np.moveaxis(self._shaped(quantiles), 0, -1)
+
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
+        """The central interval that holds `coverage` of the predictive mixture: (low, high), each like the mean."""
+        low, high = self.predictive(X).interval(coverage)
+        return self._shaped(low), self._shaped(high)
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
+        """Draws from the predictive distribution (N, n_samples), or (N, D, n_samples) with D targets."""
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        return np.moveaxis(self._shaped(self.predictive(X).sample(n_samples, seed=seed)), 0, -1)
+
+    def log_prob(self, X: Any, y: Any) -> Array:
+        """Log-density of each row's target, in units of `y` (N,); several targets jointly."""
+        prediction = self.predictive(X)
+        target = torch.as_tensor(np.asarray(y, np.float64)).reshape(len(prediction.mean), -1)
+        return prediction.log_prob(target).numpy()
+
+    def predictive(self, X: Any) -> RegressionPrediction:
+        """The predictive distribution itself, in units of `y`."""
+        x = self._inputs(X)
+        outputs, precisions = [], []
+        for i, network in enumerate(self._predictors()):
+            learned = self.noise == "constant"
+            prediction = predict_regression(
+                _Heads(network) if self._splits() else network,
+                x if self.module is None else x.float(),
+                n_passes=self._passes(),
+                precision=1.0 if learned else "predicted",
+                masks="shared",
+                seed=self.seed_ + i,
+                progress=False,
+            )
+            means = prediction.outputs.double()
+            tau = torch.as_tensor(self.precision_[i] * self.y_scale_**2) if learned else prediction.precision
+            outputs.append(means)
+            precisions.append(tau.double().expand_as(means))  # type: ignore[union-attr]
+        joined = RegressionPrediction(torch.cat(outputs), torch.cat(precisions))
+        return joined.rescaled(torch.as_tensor(self.y_scale_), torch.as_tensor(self.y_mean_))
+
+    def _objective(self) -> nn.Module:
+        if self.noise == "constant":
+            return GaussianNLL(self.alpha)
+        return _SplitNLL(self.alpha) if self._splits() else GaussianNLL(self.alpha, precision="predicted")
+
+    def _splits(self) -> bool:
+        """Whether our own network gives mean and log precision side by side."""
+        return self.noise == "heteroscedastic" and self.module is None
+
+    def _n_outputs(self) -> int:
+        return len(self.y_mean_) * (2 if self._splits() else 1)
+
+    def _shaped(self, values: Tensor) -> Array:
+        array: Array = values.numpy()
+        return array[..., 0] if self.y_ndim_ == 1 else array
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+# ------------------------------------------------------------------------------ classification
+
+
+class BBAlphaClassifier(ClassifierMixin, DropoutEstimator):
+    """A dropout network for classes, trained with the alpha objective; knows how unsure it is.
+
+    Arguments are those of `BBAlphaRegressor`, but for `noise`; a `module` gives logits (N, C).
+
+    >>> X = np.linspace(-1, 1, 64)[:, None]
+    >>> model = BBAlphaClassifier(epochs=20, random_state=0).fit(X, X[:, 0] > 0)
+    >>> model.predict([[-0.9], [0.9]]), model.predict_proba([[0.0]]).shape
+    (array([False,  True]), (1, 2))
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on `X` (N, F) and labels `y` (N,); returns self."""
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
+        self.classes_, index = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"`y` must hold at least 2 classes; got 1 class: {self.classes_[0]!r}.")
+        self._train(X, torch.as_tensor(index), weight, len(self.classes_))
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """The likeliest class (N,)."""
+        likeliest = self.predict_proba(X).argmax(1)
+        label: Array = self.classes_[likeliest]
+        return label
+
+    def predict_proba(self, X: Any) -> Array:
+        """Mean probabilities over passes, in the order of `classes_` (N, C)."""
+        return self.predictive(X).probs.numpy()
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Their logarithm (N, C)."""
+        return self.predictive(X).log_probs.numpy()
+
+    def predict_entropy(self, X: Any) -> Array:
+        """Entropy of the mean probabilities, in nats: the whole uncertainty (N,)."""
+        return self.predictive(X).entropy.numpy()
+
+    def predict_mutual_information(self, X: Any) -> Array:
+        """How much the passes disagree, in nats: what more data would settle (N,)."""
+        return self.predictive(X).mutual_information.numpy()
+
+    def predictive(self, X: Any) -> ClassificationPrediction:
+        """The predictive distribution itself; classes are indices into `classes_`."""
+        x = self._inputs(X)
+        parts = [
+            predict_classification(
+                network, x if self.module is None else x.float(), n_passes=self._passes(), masks="shared",
+                seed=self.seed_ + i, progress=False,
+            )
+            for i, network in enumerate(self._predictors())
+        ]  # fmt: skip
+        log_probs = torch.stack([p.log_probs for p in parts]).logsumexp(0) - np.log(len(parts))
+        expected = torch.stack([p.expected_entropy for p in parts]).mean(0)
+        votes = torch.stack([p.votes for p in parts]).mean(0)
+        return ClassificationPrediction(log_probs, expected, votes, self._passes() * len(parts))
+
+    def _objective(self) -> nn.Module:
+        return CrossEntropy(self.alpha)
+
+    def _n_outputs(self) -> int:
+        return len(self.classes_)
+
+
+# ------------------------------------------------------------------------------ helpers
+
+
+def load_estimator(path: str | os.PathLike[str], *, module: Module | None = None) -> Any:
+    """The estimator in a folder written by `save`, of whichever class it is."""
+    kind = read_folder(path).content["kind"]
+    for estimator in (BBAlphaRegressor, BBAlphaClassifier):
+        if kind == estimator.__name__:
+            return estimator.load(path, module=module)
+    raise ValueError(f"`path` must hold an estimator; {str(path)!r} holds a {kind}.")
+
+
+def _split(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and log precision, side by side in the last axis; the latter kept where exp is harmless."""
+    mean, log_precision = outputs.chunk(2, -1)
+    return mean, 12 * torch.tanh(log_precision / 12)
+
+
+class _SplitNLL(GaussianNLL):
+    """GaussianNLL of a network whose outputs (K, N, 2 D) are means and log precisions."""
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__(alpha, precision="predicted")
+
+    def forward(self, outputs: Any, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        return super().forward(_split(outputs), target, sample_weight)
+
+
+class _Heads(nn.Module):
+    """The same network as one that returns (mean, log_precision)."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return _split(self.body(x))

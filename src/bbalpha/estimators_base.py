@@ -1,0 +1,221 @@
+"""What the scikit-learn estimators share: standardisation, networks and their training, model folders."""
+
+import copy
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from bbalpha.checkpoint import build, describe, read_folder, write_folder
+from bbalpha.networks import mlp
+from bbalpha.training import cosine, fit
+
+Array = NDArray[Any]
+Module = nn.Module | Callable[[int, int], nn.Module]
+
+
+class DropoutEstimator(BaseEstimator, ABC):
+    """Standardisation, networks and their training; the likelihood is the subclass's."""
+
+    networks_: list[nn.Module]
+    objectives_: list[Any]
+
+    def __init__(
+        self,
+        alpha: float = 0.5,
+        *,
+        hidden_layer_sizes: Sequence[int] = (50,),
+        dropout: float = 0.05,
+        input_dropout: float = 0.0,
+        length_scale: float = 0.1,
+        n_passes: int = 10,
+        n_predict_passes: int = 100,
+        epochs: int | None = None,
+        batch_size: int = 32,
+        learning_rate: float = 0.01,
+        n_ensemble: int = 1,
+        validation_fraction: float = 0.0,
+        patience: int = 20,
+        module: Module | None = None,
+        verbose: bool = False,
+        random_state: Any = None,
+    ) -> None:
+        self.alpha = alpha
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.dropout = dropout
+        self.input_dropout = input_dropout
+        self.length_scale = length_scale
+        self.n_passes = n_passes
+        self.n_predict_passes = n_predict_passes
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.n_ensemble = n_ensemble
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.module = module
+        self.verbose = verbose
+        self.random_state = random_state
+
+    def _train(self, X: Array, target: Tensor, weight: Array | None, n_outputs: int) -> None:
+        """Fit scalers of X and the networks to standardised rows."""
+        if isinstance(self.n_ensemble, bool) or not isinstance(self.n_ensemble, int) or self.n_ensemble < 1:
+            raise ValueError(f"`n_ensemble` must be a whole number of at least 1; got {self.n_ensemble!r}.")
+        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - self.n_ensemble))
+        self.x_mean_, self.x_scale_ = standardiser(X, weight)
+        x = torch.as_tensor((X - self.x_mean_) / self.x_scale_, dtype=torch.float32)
+        data = (x, target) if weight is None else (x, target, torch.as_tensor(weight, dtype=torch.float32))
+        used = len(X) if weight is None else int((weight > 0).sum())
+        self.n_epochs_ = default_epochs(used, self.batch_size) if self.epochs is None else self.epochs
+        self.networks_, self.objectives_, self.histories_ = [], [], []
+        for i in range(self.n_ensemble):
+            network, objective = self._network(X.shape[1], n_outputs, self.seed_ + i), self._objective()
+            history = fit(
+                network,
+                data,
+                objective=objective,
+                epochs=self.n_epochs_,
+                n_passes=self.n_passes,
+                batch_size=self.batch_size,
+                length_scale=self.length_scale,
+                learning_rate=self.learning_rate,
+                schedule=cosine,
+                validation=self.validation_fraction or None,
+                patience=self.patience if self.validation_fraction else None,
+                progress=bool(self.verbose),
+                seed=self.seed_ + i,
+            )
+            self.networks_.append(network.eval())
+            self.objectives_.append(objective)
+            self.histories_.append(history)
+        self.n_iter_ = max(len(h.loss) for h in self.histories_)
+
+    def _network(self, n_inputs: int, n_outputs: int, seed: int) -> nn.Module:
+        if self.module is None:
+            sizes = [n_inputs, *self.hidden_layer_sizes, n_outputs]
+            return seeded_mlp(sizes, seed, dropout=self.dropout, input_dropout=self.input_dropout)
+        if isinstance(self.module, nn.Module):
+            return copy.deepcopy(self.module)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.module(n_inputs, n_outputs)
+
+    @abstractmethod
+    def _objective(self) -> nn.Module:
+        """A fresh objective."""
+
+    def _inputs(self, X: Any) -> Tensor:
+        """Validated, standardised rows in double precision (N, F)."""
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        return torch.as_tensor((X - self.x_mean_) / self.x_scale_)
+
+    def _predictors(self) -> list[nn.Module]:
+        """The networks as they predict; ours in double precision, where a row's result cannot depend on its batch."""
+        if self.module is not None:
+            return self.networks_
+        return [copy.deepcopy(network).double() for network in self.networks_]
+
+    def _passes(self) -> int:
+        """Passes of each network, so that all together give `n_predict_passes`."""
+        return max(2, -(-self.n_predict_passes // len(self.networks_)))
+
+    # ---- folders
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator as a model folder: safetensors and JSON, no pickle."""
+        check_is_fitted(self)
+        params = {k: v for k, v in self.get_params(deep=False).items() if k not in ("module", "random_state")}
+        fitted = {k: v for k, v in vars(self).items() if k.endswith("_") and k not in ("networks_", "objectives_")}
+        fitted.pop("histories_", None)
+        networks = [
+            {"architecture": describe(n), "state": dict(n.state_dict()), "objective": dict(o.state_dict())}
+            for n, o in zip(self.networks_, self.objectives_, strict=True)
+        ]
+        content = {"kind": type(self).__name__, "params": _plain(params), "networks": networks}
+        write_folder(path, content | {"fitted": {k: _plain(v) for k, v in fitted.items()}})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, module: Module | None = None) -> Self:
+        """The fitted estimator in a folder written by `save`; `module` again where one of your own was used."""
+        content = read_folder(path).content
+        if content["kind"] != cls.__name__:
+            raise ValueError(f"`path` must hold a {cls.__name__}; {str(path)!r} holds a {content['kind']}.")
+        model = cls(**_array(content["params"]), module=module)
+        for name, value in content["fitted"].items():
+            setattr(model, name, _array(value))
+        model.networks_, model.objectives_ = [], []
+        for told in content["networks"]:
+            if told["architecture"] is None or module is not None:
+                if module is None:
+                    raise ValueError(
+                        "`module` must be given: the networks in the folder are of an architecture of yours."
+                    )
+                network = model._network(model.n_features_in_, model._n_outputs(), 0)
+            else:
+                network = build(told["architecture"])
+            network.load_state_dict(told["state"])
+            objective = model._objective()
+            objective.load_state_dict(told["objective"])
+            model.networks_.append(network.eval())
+            model.objectives_.append(objective)
+        return model
+
+    @abstractmethod
+    def _n_outputs(self) -> int:
+        """Outputs of a network."""
+
+
+# ------------------------------------------------------------------------------ helpers
+
+
+def default_epochs(n_rows: int, batch_size: int) -> int:
+    """Epochs for `n_rows` rows: many for few rows, fewer for many."""
+    return int(np.clip(round(10_000 * batch_size / n_rows), 40, 400))
+
+
+def standardiser(values: Array, weight: Array | None = None) -> tuple[Array, Array]:
+    """Mean and standard deviation of every column; 1 for a column that is constant."""
+    mean = np.average(values, axis=0, weights=weight)
+    scale = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weight))
+    constant = scale <= 1e-12 * np.abs(mean) + 1e-300
+    return mean, np.where(constant, 1.0, scale)
+
+
+def seeded_mlp(sizes: Sequence[int], seed: int, *, dropout: float, input_dropout: float) -> nn.Sequential:
+    """An `mlp` whose weights follow from `seed`, torch's generator untouched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return mlp(sizes, dropout=dropout, input_dropout=input_dropout)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as what a model folder holds."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "fiub":
+            return {"array": torch.as_tensor(value)}
+        return {"strings": [str(v) for v in value], "object": value.dtype == object}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return tuple(_plain(v) for v in value) if isinstance(value, (tuple, list)) else value
+
+
+def _array(value: Any) -> Any:
+    """What `_plain` was given."""
+    if isinstance(value, dict):
+        if "array" in value:
+            return value["array"].numpy()
+        if "strings" in value:
+            return np.array(value["strings"], dtype=object if value["object"] else None)
+        return {k: _array(v) for k, v in value.items()}
+    return value

@@ -1,0 +1,272 @@
+"""`BBAlphaRegressorCV` and `BBAlphaClassifierCV`: alpha, dropout and prior chosen by cross-validation.
+
+All candidates on all folds are trained at once, as one population; the best by held-out log-likelihood is
+fitted again on all rows, the way RidgeCV does.
+
+    model = BBAlphaRegressorCV(alphas=(0, 0.5, 1), dropouts=(0.01, 0.05)).fit(X, y)
+    model.alpha_, model.dropout_, model.cv_results_["mean_test_score"]
+"""
+
+import os
+from collections.abc import Sequence
+from itertools import product
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.model_selection import KFold, StratifiedKFold, check_cv
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor
+from bbalpha.estimators_base import Array, default_epochs
+from bbalpha.population import Likelihood, Member, fit_population
+from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
+
+
+class _Search(BaseEstimator):
+    """The search; what is fitted in the end is the subclass's."""
+
+    best_estimator_: Any
+
+    def __init__(
+        self,
+        alphas: Sequence[float] = (0.0, 0.5, 1.0),
+        dropouts: Sequence[float] = (0.01, 0.05, 0.2),
+        *,
+        length_scales: Sequence[float] = (0.1,),
+        cv: Any = 5,
+        hidden_layer_sizes: Sequence[int] = (50,),
+        input_dropout: float = 0.0,
+        n_passes: int = 10,
+        n_predict_passes: int = 100,
+        epochs: int | None = None,
+        batch_size: int = 32,
+        learning_rate: float = 0.01,
+        n_ensemble: int = 1,
+        random_state: Any = None,
+    ) -> None:
+        self.alphas = alphas
+        self.dropouts = dropouts
+        self.length_scales = length_scales
+        self.cv = cv
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.input_dropout = input_dropout
+        self.n_passes = n_passes
+        self.n_predict_passes = n_predict_passes
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.n_ensemble = n_ensemble
+        self.random_state = random_state
+
+    def _search(self, X: Array, y: Array, weight: Array | None, likelihood: Likelihood) -> dict[str, float]:
+        """Score every candidate on every fold; sets `cv_results_` and returns the best candidate."""
+        candidates: list[dict[str, Any]] = [
+            {"alpha": a, "dropout": p, "length_scale": s}
+            for a, p, s in product(self.alphas, self.dropouts, self.length_scales)
+        ]
+        if not candidates:
+            raise ValueError(
+                "`alphas`, `dropouts` and `length_scales` must each hold at least one value; one is empty."
+            )
+        self.seed_ = int(check_random_state(self.random_state).randint(2**30))
+        folds = self._folds(X, y, likelihood)
+        members = [
+            Member(
+                train=torch.as_tensor(train), seed=self.seed_ + i, input_dropout=self.input_dropout,
+                learning_rate=self.learning_rate, **candidate,
+            )
+            for candidate in candidates
+            for i, (train, _) in enumerate(folds)
+        ]  # fmt: skip
+        rows = max(len(train) for train, _ in folds)
+        population = fit_population(
+            X,
+            y,
+            members,
+            epochs=default_epochs(rows, self.batch_size) if self.epochs is None else self.epochs,
+            hidden_layer_sizes=self.hidden_layer_sizes,
+            likelihood=likelihood,
+            n_passes=self.n_passes,
+            batch_size=self.batch_size,
+            sample_weight=weight,
+        )
+        held = [test for _ in candidates for _, test in folds]
+        values = population.log_likelihood(torch.as_tensor(X), torch.as_tensor(y), held, n_passes=self.n_predict_passes)
+        scores = np.array(
+            [
+                np.average(v.double().numpy(), weights=None if weight is None else weight[test] + 1e-300)
+                for v, test in zip(values, held, strict=True)
+            ]
+        ).reshape(len(candidates), len(folds))
+        self.cv_results_ = _results(candidates, scores)
+        best = candidates[int(scores.mean(1).argmax())]
+        self.best_score_ = float(scores.mean(1).max())
+        self.alpha_, self.dropout_, self.length_scale_ = best["alpha"], best["dropout"], best["length_scale"]
+        return best
+
+    def _folds(self, X: Array, y: Array, likelihood: Likelihood) -> list[tuple[Array, Array]]:
+        """Training and held-out rows of every fold; an overlap is an error, whoever made the folds."""
+        cv = self.cv
+        if isinstance(cv, (int, np.integer)):
+            kind = StratifiedKFold if likelihood == "categorical" else KFold
+            cv = kind(int(cv), shuffle=True, random_state=self.seed_)
+        folds = list(check_cv(cv, y, classifier=likelihood == "categorical").split(X, y))
+        for i, (train, test) in enumerate(folds):
+            both = np.intersect1d(train, test)
+            if len(both):
+                raise ValueError(
+                    f"`cv` must hold out rows that it does not train on; fold {i} has row {both[0]} in both parts."
+                )
+        return folds
+
+    def _final(self, best: dict[str, float]) -> dict[str, Any]:
+        """Arguments of the estimator that is fitted on all rows."""
+        shared = ("hidden_layer_sizes", "input_dropout", "n_passes", "n_predict_passes", "epochs", "batch_size",
+                  "learning_rate", "n_ensemble")  # fmt: skip
+        return {name: getattr(self, name) for name in shared} | best | {"random_state": self.seed_}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the estimator that was fitted on all rows; `load_estimator` reads it."""
+        check_is_fitted(self)
+        self.best_estimator_.save(path)
+
+
+class BBAlphaRegressorCV(RegressorMixin, _Search):
+    """`BBAlphaRegressor` with alpha, dropout and prior chosen by cross-validated log-likelihood.
+
+    Args:
+        alphas: Candidates.
+        dropouts: Candidates for the rate at hidden units.
+        length_scales: Candidates for l of the prior.
+        cv: Number of folds (shuffled), or a scikit-learn splitter.
+        hidden_layer_sizes: This and what follows as in `BBAlphaRegressor`.
+        input_dropout: The rate at the inputs.
+        n_passes: K in training.
+        n_predict_passes: K in prediction.
+        epochs: None chooses by the number of rows.
+        batch_size: Rows a step.
+        learning_rate: Of Adam.
+        n_ensemble: Networks of the final fit.
+        random_state: As in scikit-learn.
+
+    Attributes:
+        alpha_: The best of the candidates; `dropout_` and `length_scale_` likewise.
+        best_score_: Its mean held-out log-likelihood a row, in units of y.
+        cv_results_: As in GridSearchCV.
+        best_estimator_: The BBAlphaRegressor fitted on all rows.
+
+    >>> X = np.linspace(-1, 1, 60)[:, None]
+    >>> model = BBAlphaRegressorCV(alphas=(0, 1), dropouts=(0.01, 0.5), cv=3, epochs=20, random_state=0)
+    >>> model.fit(X, X[:, 0]).dropout_
+    0.01
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Choose by cross-validation within `X` (N, F) and `y` (N,) or (N, D), then fit on all of it."""
+        rows, target = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        weight = None if sample_weight is None else _check_sample_weight(sample_weight, rows)
+        best = self._search(rows, np.asarray(target, np.float64), weight, "gaussian")
+        self.best_estimator_ = BBAlphaRegressor(**self._final(best)).fit(X, y, sample_weight=weight)
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The predictive mean; with `return_std` also its standard deviation."""
+        return self._fitted().predict(X, return_std=return_std)
+
+    def predict_quantiles(self, X: Any, q: float | Sequence[float]) -> Array:
+        """Quantiles of the predictive mixture."""
+        return self._fitted().predict_quantiles(X, q)
+
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
+        """The central interval that holds `coverage` of the predictive mixture: (low, high)."""
+        return self._fitted().predict_interval(X, coverage)
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
+        """Draws from the predictive distribution."""
+        return self._fitted().sample_y(X, n_samples, random_state)
+
+    def log_prob(self, X: Any, y: Any) -> Array:
+        """Log-density of each row's target, in units of y (N,)."""
+        return self._fitted().log_prob(X, y)
+
+    def predictive(self, X: Any) -> RegressionPrediction:
+        """The predictive distribution itself, in units of y."""
+        return self._fitted().predictive(X)
+
+    def _fitted(self) -> BBAlphaRegressor:
+        check_is_fitted(self)
+        best: BBAlphaRegressor = self.best_estimator_
+        return best
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+class BBAlphaClassifierCV(ClassifierMixin, _Search):
+    """`BBAlphaClassifier` with alpha, dropout and prior chosen by cross-validated log-likelihood.
+
+    Arguments and attributes are those of `BBAlphaRegressorCV`; folds are stratified.
+
+    >>> X = np.linspace(-1, 1, 60)[:, None]
+    >>> model = BBAlphaClassifierCV(alphas=(0, 1), dropouts=(0.05,), cv=3, epochs=20, random_state=0)
+    >>> model.fit(X, X[:, 0] > 0).predict([[-0.9], [0.9]])
+    array([False,  True])
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Choose by cross-validation within `X` (N, F) and labels `y` (N,), then fit on all of it."""
+        rows, labels = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(labels)
+        self.classes_, index = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"`y` must hold at least 2 classes; got 1 class: {self.classes_[0]!r}.")
+        weight = None if sample_weight is None else _check_sample_weight(sample_weight, rows)
+        best = self._search(rows, index, weight, "categorical")
+        self.best_estimator_ = BBAlphaClassifier(**self._final(best)).fit(X, y, sample_weight=weight)
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """The likeliest class (N,)."""
+        return self._fitted().predict(X)
+
+    def predict_proba(self, X: Any) -> Array:
+        """Mean probabilities over passes, in the order of `classes_` (N, C)."""
+        return self._fitted().predict_proba(X)
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Their logarithm (N, C)."""
+        return self._fitted().predict_log_proba(X)
+
+    def predict_entropy(self, X: Any) -> Array:
+        """Entropy of the mean probabilities, in nats (N,)."""
+        return self._fitted().predict_entropy(X)
+
+    def predict_mutual_information(self, X: Any) -> Array:
+        """How much the passes disagree, in nats (N,)."""
+        return self._fitted().predict_mutual_information(X)
+
+    def predictive(self, X: Any) -> ClassificationPrediction:
+        """The predictive distribution itself; classes are indices into `classes_`."""
+        return self._fitted().predictive(X)
+
+    def _fitted(self) -> BBAlphaClassifier:
+        check_is_fitted(self)
+        best: BBAlphaClassifier = self.best_estimator_
+        return best
+
+
+def _results(candidates: Sequence[dict[str, float]], scores: Array) -> dict[str, Any]:
+    """Scores (candidates, folds) in the form GridSearchCV gives them."""
+    results: dict[str, Any] = {f"param_{name}": np.array([c[name] for c in candidates]) for name in candidates[0]}
+    results["params"] = list(candidates)
+    results |= {f"split{i}_test_score": column for i, column in enumerate(scores.T)}
+    mean = scores.mean(1)
+    results["mean_test_score"], results["std_test_score"] = mean, scores.std(1)
+    results["rank_test_score"] = (mean[:, None] < mean[None]).sum(1) + 1
+    return results
