@@ -150,21 +150,21 @@ def test_first_two_moments(inside_sample):
     for model, (first, second) in expected.items():
         for masks in ("per_example", "shared"):
             if inside_sample:
-                draws = sample(model, x, 20_000, masks=masks, seed=0)
+                draws = sample(model, x, 10_000, masks=masks, seed=0)
             else:
-                draws = model(x.expand(20_000, 3))[:, None]
-            assert torch.allclose(draws.mean(0), first, atol=0.06)
-            assert torch.allclose(draws.var(0), second, rtol=0.06)
+                draws = model(x.expand(10_000, 3))[:, None]
+            assert torch.allclose(draws.mean(0), first, atol=0.08)
+            assert torch.allclose(draws.var(0), second, rtol=0.08)
 
 
 def test_gaussian_linear_outputs_are_correlated_only_through_shared_weights():
     layer, x = GaussianLinear(3, 1, bias=False, initial_std=1.0), torch.tensor([[1.0, 2.0, 0.5], [1.0, -1.0, -2.0]])
-    local = sample(layer, x, 20_000, seed=0).squeeze(-1)  # (K, 2)
-    shared = sample(layer, x, 20_000, masks="shared", seed=0).squeeze(-1)
+    local = sample(layer, x, 10_000, seed=0).squeeze(-1)  # (K, 2)
+    shared = sample(layer, x, 10_000, masks="shared", seed=0).squeeze(-1)
     covariance = torch.cov(shared.T)
     assert torch.allclose(covariance, x @ x.T, rtol=0.1, atol=0.1)
     assert torch.cov(local.T)[0, 1].abs() < 0.1 < covariance[0, 1].abs()
-    tokens = sample(layer, x[None], 20_000, seed=0).squeeze(-1).squeeze(1)  # (1, 2, 3): both in one row
+    tokens = sample(layer, x[None], 10_000, seed=0).squeeze(-1).squeeze(1)  # (1, 2, 3): both in one row
     assert torch.allclose(torch.cov(tokens.T), x @ x.T, rtol=0.1, atol=0.1)
 
 
@@ -211,7 +211,7 @@ def test_second_moment_is_what_the_kl_says():
         nn.Sequential(GaussianDropout(0.4), nn.Linear(3, 2, bias=False)),
         DropConnectLinear(3, 2, False, p=0.4),
     ):
-        drawn = sample(model, torch.eye(3), 20_000, masks="per_example", seed=0)  # (K, 3, 2): weights
+        drawn = sample(model, torch.eye(3), 10_000, masks="per_example", seed=0)  # (K, 3, 2): weights
         kl = prior_kl(model, length_scale=1.0, n_data=1)
         assert torch.isclose(drawn.square().mean(0).sum() / 2, kl, rtol=0.05)
 
@@ -345,7 +345,7 @@ def line(n=20):
     return x, y
 
 
-def trained(alpha, x, y, steps=500, n_passes=128):
+def trained(alpha, x, y, steps=300, n_passes=128):
     """Mean and variances of GaussianLinear after training as a user would."""
     layer = GaussianLinear(2, 1, bias=False, initial_std=0.2)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
