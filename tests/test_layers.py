@@ -76,6 +76,27 @@ def test_rows_may_be_on_another_axis(net, masks):
         assert torch.allclose(loop[:, :, 2:3], alone, atol=1e-6)
 
 
+class Flattened(nn.Module):
+    """Tokens (N, T, D) run as one batch of N T rows."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+@pytest.mark.parametrize("masks", ["per_example", "shared"])
+def test_rows_may_be_flattened_with_positions(net, masks):
+    model, x = Flattened(net), torch.randn(5, 4, 3)
+    loop = sample(model, x, 3, masks=masks, strategy="loop", seed=1)
+    for strategy in ("repeat", "vmap"):
+        assert torch.allclose(sample(model, x, 3, masks=masks, strategy=strategy, seed=1), loop, atol=1e-6)
+    if masks == "shared":
+        assert torch.allclose(sample(model, x[2:3], 3, masks=masks, seed=1), loop[:, 2:3], atol=1e-6)
+
+
 def test_gradients_agree_whatever_the_strategy(net):
     x = torch.randn(5, 3)
 

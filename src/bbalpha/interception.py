@@ -93,10 +93,10 @@ class Interception(TorchFunctionMode):
         values = self._per_pass(expand(noise.values))
         return self._join(masks.dropout(rows, Noise(values, noise.threshold, noise.scale)), axis)
 
-    def filled(self, like: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:
+    def filled(self, like: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor], *, exact: bool = True) -> Tensor:
         """Random numbers of the shape of `like`, `fill(empty, generator)` for each pass."""
         self.fired += 1
-        rows, axis = self._split(like, exact=True)
+        rows, axis = self._split(like, exact=exact)
         per_pass = rows.shape[1:] if self.layout == "stacked" else rows.shape
         drawn, expand = self._drawn(per_pass)
         values = torch.stack(
@@ -135,11 +135,11 @@ class Interception(TorchFunctionMode):
 
     def normal(self, like: Tensor) -> Tensor:
         """Standard normal numbers of the shape of `like`."""
-        return self.filled(like, lambda t, g: t.normal_(generator=g))
+        return self.filled(like, lambda t, g: t.normal_(generator=g), exact=False)
 
     def uniform(self, like: Tensor) -> Tensor:
         """Numbers from 0 to 1 of the shape of `like`."""
-        return self.filled(like, lambda t, g: t.uniform_(generator=g))
+        return self.filled(like, lambda t, g: t.uniform_(generator=g), exact=False)
 
     def scaled(self, x: Tensor, noise: Tensor, rate: float | Tensor) -> Tensor:
         """`x * noise`, which stands for dropout at `rate`."""
