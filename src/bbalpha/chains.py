@@ -346,7 +346,8 @@ def _drops(layer: Any) -> bool:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether somebody listens to `module`, who would miss its calls here."""
+    """Whether somebody listens to the calls of `module`, or put a forward of his own in it."""
+    own = module.__dict__
     return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
+        own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
+    ) or ("forward" in own)

@@ -1,0 +1,361 @@
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import bbalpha
+import reference
+from bbalpha import AlphaLoss, CrossEntropy, GaussianNLL, alpha_loss, binary_cross_entropy, cross_entropy, gaussian_nll
+
+ALPHAS = (-2.0, -1.0, -1e-6, 0.0, 1e-12, 1e-6, 1e-4, 0.5, 1.0, 2.0, 50.0)
+SPREADS = (1e-6, 1e-3, 0.3, 1.0, 30.0, 1e4)
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-6}
+
+
+def losses_of(K, spread, dtype, N=3):
+    """Losses of both signs, spread around 0, around a large value and around a negative one."""
+    return (torch.randn(K, N, dtype=torch.float64) + torch.tensor([0.0, 5.0, -5.0])).mul(spread).to(dtype)
+
+
+# ------------------------------------------------------------------------------ laws of the objective
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_value_and_gradient_are_those_of_the_equation(alpha, dtype):
+    for spread, K in itertools.product(SPREADS, (1, 2, 10, 200)):
+        losses = losses_of(K, spread, dtype).requires_grad_()
+        value = alpha_loss(losses, alpha, reduction="none")
+        (gradient,) = torch.autograd.grad(value.sum(), losses)
+        for n in range(3):
+            own = losses[:, n].detach()
+            scale = float(own.abs().max())
+            assert abs(value[n].item() - reference.alpha_loss(own, alpha)) <= TOLERANCE[dtype] * scale
+        if K <= 10:
+            # alpha * loss is rounded to the accuracy of the dtype before it is exponentiated
+            limit = max(TOLERANCE[dtype], 4 * torch.finfo(dtype).eps * abs(alpha) * float(losses.detach().abs().max()))
+            for n in range(3):
+                expected = torch.tensor(reference.softmax(losses[:, n].detach(), alpha), dtype=dtype)
+                torch.testing.assert_close(gradient[:, n], expected, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_thousand_passes(dtype):
+    losses = losses_of(1000, 1.0, dtype)
+    for alpha in ALPHAS:
+        got = alpha_loss(losses, alpha, reduction="none")
+        want = torch.tensor([reference.alpha_loss(losses[:, n], alpha) for n in range(3)], dtype=dtype)
+        torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCE[dtype] * float(losses.abs().max()))
+
+
+def test_alpha_zero_is_the_mean_and_alpha_one_the_log_mean():
+    losses = torch.randn(10, 4, dtype=torch.float64)
+    assert torch.equal(alpha_loss(losses, 0.0, reduction="none"), losses.mean(0))
+    torch.testing.assert_close(alpha_loss(losses, 1.0, reduction="none"), -(-losses).exp().mean(0).log())
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_one_pass_ignores_alpha(alpha):
+    losses = torch.randn(1, 5) * 100
+    assert torch.equal(alpha_loss(losses, alpha, reduction="none"), losses[0])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.floats(-1e4, 1e4), min_size=2, max_size=8),
+    st.floats(-60, 60),
+    st.floats(-60, 60),
+)
+def test_never_grows_with_alpha_and_lies_between_the_losses(values, a, b):
+    losses = torch.tensor(values, dtype=torch.float64)[:, None]
+    slack = 1e-10 * max(1e-300, float(losses.abs().max()))
+    low, high = sorted((a, b))
+    at_low, at_high = (float(alpha_loss(losses, alpha)) for alpha in (low, high))
+    assert at_high <= at_low + slack
+    assert min(values) - slack <= at_high <= max(values) + slack
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_continuous_across_zero(dtype):
+    losses = losses_of(10, 1.0, dtype)
+    at_zero = alpha_loss(losses, 0.0, reduction="none")
+    for tiny in (1e-40, 1e-12, 1e-8, 1e-6):
+        for alpha in (tiny, -tiny):
+            near = alpha_loss(losses, alpha, reduction="none")
+            atol = TOLERANCE[dtype] * float(losses.abs().max()) + tiny * float(losses.var(0).max())
+            torch.testing.assert_close(near, at_zero, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("alpha", [-2.0, 1e-6, 0.5, 50.0])
+def test_gradcheck(alpha):
+    losses = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: alpha_loss(t, alpha), losses, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(lambda t: alpha_loss(t, alpha), losses)
+
+
+def test_works_under_torch_func_and_compile():
+    losses = torch.randn(5, 3, dtype=torch.float64)
+    plain = torch.autograd.functional.jacobian(lambda t: alpha_loss(t, 0.5), losses)
+    torch.testing.assert_close(torch.func.grad(lambda t: alpha_loss(t, 0.5))(losses), plain)
+    many = torch.func.vmap(lambda t: alpha_loss(t, 0.5))(torch.stack([losses, 2 * losses]))
+    torch.testing.assert_close(many, torch.stack([alpha_loss(losses, 0.5), alpha_loss(2 * losses, 0.5)]))
+    compiled = torch.compile(lambda t: cross_entropy(t, torch.tensor([0, 1])), backend="eager")
+    logits = torch.randn(5, 2, 3)
+    torch.testing.assert_close(compiled(logits), cross_entropy(logits, torch.tensor([0, 1])))
+
+
+@pytest.mark.parametrize(("alpha", "sign"), [(0.5, -1), (1.0, -1), (-1.0, 1)])
+def test_expected_loss_falls_with_k_for_positive_alpha(alpha, sign):
+    """The paper's bias: E[L_K] falls towards the exact energy for alpha > 0 and rises for alpha < 0."""
+    draws = torch.randn(64, 4000, dtype=torch.float64)
+    means = torch.stack([alpha_loss(draws[:K], alpha, reduction="none").mean() for K in (1, 4, 16, 64)])
+    assert (means.diff() * sign > 0.005).all()
+
+
+def test_a_loss_of_infinity_in_one_pass():
+    losses = torch.tensor([[math.inf, math.inf], [1.0, math.inf]])
+    torch.testing.assert_close(alpha_loss(losses, 1.0, reduction="none"), torch.tensor([1 + math.log(2), math.inf]))
+    assert alpha_loss(losses, -1.0, reduction="none").isposinf().all()
+    assert alpha_loss(losses, 0.0, reduction="none").isposinf().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_reduced_in_float32(dtype):
+    losses = torch.rand(100, 3, dtype=dtype)
+    value = alpha_loss(losses, 1e-4, reduction="none")
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, alpha_loss(losses.float(), 1e-4, reduction="none"), rtol=0, atol=0)
+
+
+def test_reductions_and_weights():
+    losses = torch.randn(4, 3, dtype=torch.float64)
+    weight = torch.tensor([0.0, 2.0, 1.0], dtype=torch.float64)
+    each = alpha_loss(losses, 0.5, reduction="none")
+    torch.testing.assert_close(alpha_loss(losses, 0.5), each.mean())
+    torch.testing.assert_close(alpha_loss(losses, 0.5, reduction="sum"), each.sum())
+    repeated = torch.cat([losses[:, 1:2], losses[:, 1:2], losses[:, 2:]], 1)  # a weight of 2 is the row twice
+    torch.testing.assert_close(alpha_loss(losses, 0.5, sample_weight=weight), alpha_loss(repeated, 0.5))
+    torch.testing.assert_close(
+        alpha_loss(losses, 0.5, sample_weight=weight, reduction="sum"), alpha_loss(repeated, 0.5, reduction="sum")
+    )
+    torch.testing.assert_close(alpha_loss(losses, 0.5, sample_weight=weight, reduction="none"), each * weight)
+
+
+# ------------------------------------------------------------------------------ classification
+
+
+@pytest.mark.parametrize("alpha", [-1.0, 1e-3, 0.5, 1.0, 2.0])
+def test_equals_the_papers_power_loss_for_index_and_one_hot_targets(alpha):
+    logits = torch.randn(6, 5, 4, dtype=torch.float64) * 3
+    target = torch.tensor([0, 3, 1, 1, 2])
+    expected = reference.power_loss(logits, target, alpha)
+    torch.testing.assert_close(cross_entropy(logits, target, alpha), expected)
+    for one_hot in (F.one_hot(target, 4), F.one_hot(target, 4).double(), F.one_hot(target, 4).bool()):
+        torch.testing.assert_close(cross_entropy(logits, one_hot, alpha), expected)
+
+
+def test_alpha_zero_is_torchs_cross_entropy():
+    logits, target = torch.randn(6, 5, 4), torch.tensor([0, 3, 1, 1, 2])
+    torch.testing.assert_close(
+        cross_entropy(logits, target, 0), F.cross_entropy(logits.flatten(0, 1), target.repeat(6))
+    )
+
+
+def test_soft_targets_put_the_expected_loss_inside_the_log():
+    logits, soft = torch.randn(6, 5, 4, dtype=torch.float64), torch.rand(5, 4, dtype=torch.float64).softmax(1)
+    inner = -(soft * logits.log_softmax(2)).sum(2)
+    torch.testing.assert_close(cross_entropy(logits, soft, 0.7), alpha_loss(inner, 0.7))
+
+
+def test_pixels_and_tokens():
+    pixels, labels = torch.randn(3, 2, 4, 5, 6), torch.randint(4, (2, 5, 6))
+    each = cross_entropy(pixels, labels, reduction="none")
+    assert each.shape == (2, 5, 6)
+    torch.testing.assert_close(each[1, 2, 3], cross_entropy(pixels[:, 1:2, :, 2, 3], labels[1:2, 2, 3]))
+    tokens = pixels.movedim(2, -1)
+    torch.testing.assert_close(cross_entropy(tokens, labels, class_axis=-1, reduction="none"), each)
+    soft = F.one_hot(labels, 4).float()
+    torch.testing.assert_close(cross_entropy(tokens, soft, class_axis=-1), each.mean())
+    torch.testing.assert_close(cross_entropy(pixels, soft.movedim(-1, 1)), each.mean())
+    joint = cross_entropy(pixels, labels, positions="joint", reduction="none")
+    summed = F.cross_entropy(pixels.flatten(0, 1), labels.repeat(3, 1, 1), reduction="none").view(3, 2, -1).sum(2)
+    torch.testing.assert_close(joint, alpha_loss(summed, 0.5, reduction="none"))
+
+
+@pytest.mark.parametrize("positions", ["independent", "joint"])
+def test_ignored_positions_do_not_count(positions):
+    logits, labels = torch.randn(3, 2, 5, 4, requires_grad=True), torch.randint(4, (2, 5))
+    labels[0, 1] = labels[1, 4] = -100
+    loss = cross_entropy(logits, labels, class_axis=-1, positions=positions)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert gradient[:, 0, 1].eq(0).all()
+    assert gradient[:, 0, 0].ne(0).any()
+    changed = logits.detach().clone()
+    changed[:, 0, 1] += 100
+    torch.testing.assert_close(cross_entropy(changed, labels, class_axis=-1, positions=positions), loss.detach())
+    if positions == "independent":
+        counts = labels != -100
+        each = cross_entropy(logits, labels, class_axis=-1, reduction="none")
+        torch.testing.assert_close(loss, each[counts].mean())
+
+
+def test_binary():
+    logits, target = torch.randn(4, 3, 2), torch.tensor([[0, 1], [1, 1], [0, 0]])
+    each = F.binary_cross_entropy_with_logits(logits, target.float().expand(4, 3, 2), reduction="none")
+    torch.testing.assert_close(binary_cross_entropy(logits, target), alpha_loss(each.flatten(1), 0.5))
+    torch.testing.assert_close(binary_cross_entropy(logits, target, positions="joint"), alpha_loss(each.sum(2), 0.5))
+    two = torch.stack([torch.zeros_like(logits[..., :1]), logits[..., :1]], 2).squeeze(
+        -1
+    )  # (K, N, 2): class 1 by logit
+    torch.testing.assert_close(binary_cross_entropy(logits[..., 0], target[:, 0]), cross_entropy(two, target[:, 0]))
+
+
+# ------------------------------------------------------------------------------ regression
+
+
+def test_gaussian_density():
+    outputs, target = torch.randn(3, 2, 2, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
+    expected = torch.stack(
+        [
+            torch.stack(
+                [
+                    -sum(reference.gaussian_log_density(target[n, d], outputs[k, n, d], 2.5) for d in range(2))
+                    for n in range(2)
+                ]
+            )
+            for k in range(3)
+        ]
+    )
+    torch.testing.assert_close(gaussian_nll(outputs, target, 0.3, precision=2.5), alpha_loss(expected, 0.3))
+    as_tensor = torch.full((3, 2, 2), 2.5, dtype=torch.float64)
+    torch.testing.assert_close(
+        gaussian_nll(outputs, target, 0.3, precision=as_tensor), gaussian_nll(outputs, target, 0.3, precision=2.5)
+    )
+    torch.testing.assert_close(
+        gaussian_nll(outputs[..., 0], target[..., 0], precision=1.0),
+        gaussian_nll(outputs[..., :1], target[..., :1], precision=1),
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_a_learned_precision_finds_the_noise(alpha):
+    """With the paper's printed sign (+ log tau) the precision would run to 0 instead."""
+    target = 0.2 * torch.randn(4000, 1)
+    objective = GaussianNLL(alpha)
+    optimizer = torch.optim.Adam(objective.parameters(), lr=0.1)
+    for _ in range(150):
+        optimizer.zero_grad()
+        objective(torch.zeros(1, 4000, 1), target).backward()
+        optimizer.step()
+    assert objective.precision.item() ** -0.5 == pytest.approx(0.2, rel=0.03)
+
+
+def test_modules_are_the_functions():
+    outputs, target = torch.randn(4, 3, 2), torch.randn(3, 2)
+    torch.testing.assert_close(
+        GaussianNLL(0.3, 2.0)(outputs, target), gaussian_nll(outputs, target, 0.3, precision=2.0)
+    )
+    assert not list(GaussianNLL(0.3, 2.0).parameters())
+    log_precision = torch.randn(4, 3, 2)
+    torch.testing.assert_close(
+        GaussianNLL(0.3, "predicted")((outputs, log_precision), target),
+        gaussian_nll(outputs, target, 0.3, precision=log_precision.exp()),
+    )
+    labels = torch.tensor([0, 1, 1])
+    torch.testing.assert_close(CrossEntropy(0.3)(outputs, labels), cross_entropy(outputs, labels, 0.3))
+    torch.testing.assert_close(
+        AlphaLoss(nn.CrossEntropyLoss(reduction="none"), 0.3)(outputs, labels), cross_entropy(outputs, labels, 0.3)
+    )
+    constant = math.log(2 * math.pi) - math.log(2.0)  # nn.MSELoss stands for a precision of 2, without its constants
+    torch.testing.assert_close(
+        AlphaLoss(nn.MSELoss(reduction="none"), 0.3)(outputs, target) + constant,
+        gaussian_nll(outputs, target, 0.3, precision=2.0),
+    )
+    weight = torch.tensor([1.0, 0.0, 3.0])
+    torch.testing.assert_close(
+        CrossEntropy()(outputs, labels, weight), cross_entropy(outputs, labels, sample_weight=weight)
+    )
+
+
+# ------------------------------------------------------------------------------ bad input
+
+K, N, C = 4, 3, 2
+LOGITS, LABELS, MEANS, TARGET = (
+    torch.zeros(K, N, C),
+    torch.zeros(N, dtype=torch.long),
+    torch.zeros(K, N, 1),
+    torch.zeros(N, 1),
+)
+BAD = {
+    "alpha nan": (lambda: alpha_loss(torch.zeros(K, N), math.nan), "`alpha` must be a finite number; got nan"),
+    "alpha inf": (lambda: cross_entropy(LOGITS, LABELS, math.inf), "`alpha` must be a finite number; got inf"),
+    "alpha text": (lambda: cross_entropy(LOGITS, LABELS, "half"), "`alpha` must be a finite number; got str"),
+    "module alpha": (lambda: CrossEntropy(math.nan), "`alpha`"),
+    "no K axis, losses": (lambda: alpha_loss(torch.zeros(N), 0.5), r"`losses` must have shape \(K, N\)"),
+    "no K axis, logits": (lambda: cross_entropy(LOGITS[0], LABELS), "K passes first"),
+    "no passes": (lambda: alpha_loss(torch.zeros(0, N), 0.5), "at least one pass"),
+    "would broadcast": (lambda: gaussian_nll(MEANS, TARGET[:, 0], precision=1.0), "never broadcast"),
+    "would broadcast binary": (lambda: binary_cross_entropy(MEANS, TARGET[:, 0]), "never broadcast"),
+    "wrong rows": (lambda: cross_entropy(LOGITS, LABELS[:2]), "`target` must hold class indices"),
+    "integer outputs": (lambda: cross_entropy(LOGITS.long(), LABELS), "floating-point"),
+    "complex outputs": (lambda: gaussian_nll(MEANS.cfloat(), TARGET, precision=1.0), "floating-point"),
+    "complex target": (lambda: gaussian_nll(MEANS, TARGET.cfloat(), precision=1.0), "`target` must be .* real"),
+    "float labels": (lambda: cross_entropy(LOGITS, LABELS.float()), "integer class indices"),
+    "class too large": (lambda: cross_entropy(LOGITS, LABELS + C), "class indices from 0 to 1; got 2"),
+    "class negative": (lambda: cross_entropy(LOGITS, LABELS - 1), "got -1"),
+    "zero precision": (
+        lambda: gaussian_nll(MEANS, TARGET, precision=0.0),
+        "`precision` must be positive and finite; got 0.0",
+    ),
+    "negative precision": (lambda: gaussian_nll(MEANS, TARGET, precision=-torch.ones(())), "got -1.0"),
+    "precision shape": (lambda: gaussian_nll(MEANS, TARGET, precision=torch.ones(7)), "`precision` must broadcast"),
+    "precision widens": (lambda: gaussian_nll(MEANS, TARGET, precision=torch.ones(N, N)), "`precision` must broadcast"),
+    "precision word": (lambda: GaussianNLL(0.5, "known"), '"learned", "predicted" or a positive number'),
+    "empty batch": (lambda: cross_entropy(LOGITS[:, :0], LABELS[:0]), "at least one data point"),
+    "all ignored": (lambda: cross_entropy(LOGITS, LABELS - 100), "at least one data point"),
+    "reduction": (lambda: alpha_loss(torch.zeros(K, N), 0.5, reduction="avg"), '`reduction` must be "mean"'),
+    "positions": (lambda: cross_entropy(LOGITS, LABELS, positions="all"), "`positions` must be"),
+    "class axis": (lambda: cross_entropy(LOGITS, LABELS, class_axis=1), "`class_axis` must name"),
+    "weights": (lambda: alpha_loss(torch.zeros(K, N), 0.5, sample_weight=torch.ones(K)), "one weight per data point"),
+    "weight sign": (lambda: alpha_loss(torch.zeros(K, N), 0.5, sample_weight=-torch.ones(N)), "not negative"),
+    "weight sum": (lambda: alpha_loss(torch.zeros(K, N), 0.5, sample_weight=torch.zeros(N)), "positive sum"),
+    "reduced loss": (lambda: AlphaLoss(nn.MSELoss()), 'reduction="none"'),
+    "binary range": (lambda: binary_cross_entropy(MEANS, TARGET + 2), r"\[0, 1\]"),
+    "not a tensor": (lambda: alpha_loss([[1.0]], 0.5), "torch tensor; got list"),
+    "predicted": (lambda: GaussianNLL(0.5, "predicted")(MEANS, TARGET), r"\(mean, log_precision\)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_sentence(case):
+    call, message = BAD[case]
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
+
+
+def test_an_empty_batch_sums_to_nothing():
+    assert cross_entropy(LOGITS[:, :0], LABELS[:0], reduction="sum") == 0
+    assert cross_entropy(LOGITS[:, :0], LABELS[:0], reduction="none").shape == (0,)
+
+
+# ------------------------------------------------------------------------------ the package
+
+
+def test_names_for_type_checkers_are_the_names_resolved_lazily():
+    import ast
+    import inspect
+
+    tree = ast.parse(inspect.getsource(bbalpha))
+    block = next(n for n in tree.body if isinstance(n, ast.If))
+    shown = {a.name: n.module for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert shown == {name: f"bbalpha.{home}" for name, home in bbalpha._HOME.items()}
+    for name in bbalpha.__all__:
+        assert getattr(bbalpha, name).__name__ == name
+    assert bbalpha.__version__
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = bbalpha.nonsense

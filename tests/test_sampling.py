@@ -1,0 +1,188 @@
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import bbalpha
+import reference
+from bbalpha import chains, sample
+from bbalpha.networks import mlp
+
+STRATEGIES = ["loop", "repeat", "vmap", "auto"]
+
+
+def net_and_x(rows=5):
+    return mlp([4, 20, 2], dropout=0.3), torch.randn(rows, 4)
+
+
+# ------------------------------------------------------------------------------ one result, many ways
+
+
+@pytest.mark.parametrize("masks", ["per_example", "shared"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_strategies_and_chunks_agree(strategy, masks):
+    net, x = net_and_x()
+    expected = sample(net, x, 7, seed=1, masks=masks, strategy="loop")
+    torch.testing.assert_close(sample(net, x, 7, seed=1, masks=masks, strategy=strategy), expected)
+    for size in (1, 3, 7, 100):
+        chunked = sample(net, x, 7, seed=1, masks=masks, strategy=strategy, chunk_size=size)
+        torch.testing.assert_close(chunked, expected)
+
+
+@pytest.mark.parametrize("masks", ["per_example", "shared"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_gradient_of_chunks_is_the_plain_one(strategy, masks):
+    net, x = net_and_x()
+    x.requires_grad_()
+    target = torch.tensor([0, 1, 1, 0, 1])
+
+    def gradient(**options):
+        loss = bbalpha.cross_entropy(sample(net, x, 7, seed=1, masks=masks, **options), target)
+        return torch.autograd.grad(loss, [x, *net.parameters()])
+
+    for got, want in zip(gradient(strategy=strategy, chunk_size=3), gradient(strategy="loop"), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_shared_masks_are_one_function_a_pass():
+    net, x = net_and_x(rows=11)
+    whole = sample(net, x, 6, seed=5, masks="shared")
+    parts = [sample(net, rows, 6, seed=5, masks="shared") for rows in x.split(4)]  # a short last batch too
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    same = sample(net, x[:1].expand(11, -1), 6, seed=5, masks="shared")
+    torch.testing.assert_close(same, same[:, :1].expand_as(same))
+    each = sample(net, x[:1].expand(11, -1), 6, seed=5)
+    assert each.std(1).min() > 0
+
+
+def test_another_process_draws_the_same():
+    code = """
+import torch, bbalpha
+from bbalpha.networks import mlp
+torch.manual_seed(0)
+net, x = mlp([4, 20, 2], dropout=0.3), torch.linspace(-1, 1, 12).view(3, 4)
+print(bbalpha.sample(net, x, 4, seed=9, masks="shared").sum(1).tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    torch.manual_seed(0)
+    net, x = mlp([4, 20, 2], dropout=0.3), torch.linspace(-1, 1, 12).view(3, 4)
+    here = sample(net, x, 4, seed=9, masks="shared").sum(1)
+    torch.testing.assert_close(torch.tensor(json.loads(done.stdout)), here.detach(), rtol=1e-5, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------ the same law as torch's dropout
+
+
+@pytest.mark.parametrize("gather", [False, True], ids=["", "gathered"])
+@pytest.mark.parametrize("masks", ["per_example", "shared"])
+def test_moments_are_those_of_torchs_dropout(masks, gather, monkeypatch):
+    """Mean, variance and covariance over outputs of 20,000 draws."""
+    monkeypatch.setattr(chains, "_WORTH_GATHERING", 1 if gather else 2**62)
+    net, x = mlp([6, 12, 12, 3], dropout=0.5), torch.randn(1, 6)
+    n = 20_000
+    with torch.no_grad():
+        ours = sample(net, x, n, masks=masks, seed=0)[:, 0].double()
+        torchs = reference.loop(net, x.expand(n, -1), 1)[0].double()
+    error = torch.sqrt((ours.var(0) + torchs.var(0)) / n)
+    assert ((ours.mean(0) - torchs.mean(0)).abs() < 5 * error).all()
+    for i in range(3):
+        for j in range(i, 3):
+            products = [(t[:, i] - t[:, i].mean()) * (t[:, j] - t[:, j].mean()) for t in (ours, torchs)]
+            error = math.sqrt(sum(float(p.var()) for p in products) / n)
+            assert abs(float(products[0].mean() - products[1].mean())) < 5 * error
+
+
+@pytest.mark.parametrize("masks", ["per_example", "shared"])
+def test_rows_are_independent_or_tied_as_asked(masks):
+    net = mlp([6, 12, 1], dropout=0.5)
+    with torch.no_grad():
+        a, b = sample(net, torch.randn(1, 6).expand(2, -1), 5000, masks=masks, seed=0)[..., 0].T
+    correlation = torch.corrcoef(torch.stack([a, b]))[0, 1]
+    assert abs(correlation) < 5 / math.sqrt(5000) if masks == "per_example" else correlation > 0.999
+
+
+# ------------------------------------------------------------------------------ seeds
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_seeds(strategy):
+    net, x = net_and_x()
+    sample(net, x, 2, strategy=strategy)  # the plan is made
+    state = torch.get_rng_state()
+    one, two, other = (sample(net, x, 3, seed=s, strategy=strategy) for s in (4, 4, 5))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    torch.manual_seed(1)
+    first, second = sample(net, x, 3, strategy=strategy), sample(net, x, 3, strategy=strategy)
+    assert not torch.equal(first, second)
+    torch.manual_seed(1)
+    assert torch.equal(sample(net, x, 3, strategy=strategy), first)
+
+
+def test_making_the_plan_leaves_the_generator_alone():
+    net, x = net_and_x()
+    state = torch.get_rng_state()
+    sample(net, x, 2, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# ------------------------------------------------------------------------------ memory
+
+
+def test_a_chunk_of_activations_at_a_time():
+    """What the graph of a chunked run keeps does not grow with the passes, but for the outputs."""
+
+    def kept(n_passes, **options):
+        net, x = mlp([8, 64, 64, 1], dropout=0.5), torch.randn(16, 8)
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+            bbalpha.gaussian_nll(sample(net, x, n_passes, **options), torch.zeros(16, 1), precision=1.0)
+        return sum(sizes)
+
+    outputs = 16 * 190  # ten numbers an output and pass more than enough
+    assert kept(200, chunk_size=10) - kept(10, chunk_size=10) < 10 * outputs
+    assert kept(200) - kept(10) > 64 * outputs
+
+
+# ------------------------------------------------------------------------------ bad input
+
+
+class Deaf(nn.Module):
+    def forward(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_passes": 0}, "`n_passes` must be a whole number of at least 1; got 0"),
+        ({"n_passes": 2.5}, "`n_passes` must be a whole number"),
+        ({"chunk_size": 0}, "`chunk_size` must be a whole number"),
+        ({"masks": "same"}, '`masks` must be "per_example" or "shared"'),
+        ({"strategy": "fast"}, "`strategy` must be"),
+        ({"batch_dim": 2}, "`batch_dim` must be an axis of `x`"),
+        ({"seed": 1.5}, "`seed` must be an int or None"),
+        ({"x": [[1.0]]}, "`x` must hold at least one tensor"),
+        ({"x": "rows"}, "`x` must be a tensor"),
+        ({"model": print}, "`model` must be a torch.nn.Module"),
+        ({"model": Deaf()}, "add_dropout"),
+        ({"model": nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.0))}, "off"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(change, message):
+    net, x = net_and_x()
+    arguments = {"model": net, "x": x, "n_passes": 2} | change
+    with pytest.raises((ValueError, TypeError), match=message):
+        sample(**arguments)
+
+
+def test_a_batch_of_nothing():
+    net, x = net_and_x()
+    for masks in ("per_example", "shared"):
+        for size in (None, 2):
+            assert sample(net, x[:0], 5, masks=masks, chunk_size=size).shape == (5, 0, 2)
