@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from bbalpha.layers import ConcreteDropout, DropConnectLinear, GaussianDropout
-from bbalpha.sites import is_norm
+from bbalpha.sites import INSERTED, is_norm
 
 
 @runtime_checkable
@@ -123,8 +123,8 @@ def _feeding(model: nn.Module) -> dict[str, list[nn.Module]]:
     found: dict[str, list[nn.Module]] = {}
     inner: set[nn.Module] = set()
     for name, module in model.named_modules():
-        if isinstance(module, DropConnectLinear):
-            found.setdefault(_join(name, "weight"), [module])
+        if _is_weight_layer(module) and not isinstance(module, HasPriorKL) and _own_noise(module):
+            found.setdefault(_join(name, "weight"), _own_noise(module))
         if not isinstance(module, nn.Sequential) or module in inner:
             continue
         noises: list[nn.Module] = []
@@ -133,13 +133,20 @@ def _feeding(model: nn.Module) -> dict[str, list[nn.Module]]:
             if isinstance(child, _NOISE):
                 noises.append(child)
             elif _is_weight_layer(child):
-                noises += [child] if isinstance(child, DropConnectLinear) else []
+                noises += _own_noise(child)
                 if noises and not isinstance(child, HasPriorKL):
                     found[_join(child_name, "weight")] = noises
                 noises = []
             elif not isinstance(child, (nn.Sequential, *_ZERO_PRESERVING)):
                 noises = []
     return found
+
+
+def _own_noise(layer: nn.Module) -> list[nn.Module]:
+    """The noise a weight layer has of itself: what `add_dropout` inserted, or dropped weights."""
+    inserted = getattr(layer, INSERTED, None)
+    own: list[nn.Module] = [inserted] if isinstance(inserted, _NOISE) else []
+    return [*own, layer] if isinstance(layer, DropConnectLinear) else own
 
 
 def _chain(module: nn.Sequential, name: str) -> Iterator[tuple[str, nn.Module]]:

@@ -1,0 +1,133 @@
+"""The command line: `bbalpha COMMAND`, or `python -m bbalpha COMMAND`. Each command calls one library function.
+
+Mistakes of the user are one line on stderr and exit code 2; a traceback is a bug of ours. torch is imported by
+the commands that need it, so that --help is quick.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
+
+try:
+    import typer
+except ImportError as error:
+    raise SystemExit("The command line needs typer: pip install 'bbalpha[cli]'.") from error
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# missing arguments and unknown commands too; typer exports no name for it
+_UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    help="Make the dropout network you already have Bayesian: keep the model, change the loss.",
+    pretty_exceptions_enable=False,
+)
+
+
+@contextmanager
+def mistakes() -> Iterator[None]:
+    """A context in which errors about what the user gave become one line and exit code 2."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        message = " ".join(str(error).split()) or type(error).__name__
+        typer.echo(f"bbalpha: {message}", err=True)
+        raise typer.Exit(2) from error
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as version_of
+
+        typer.echo(version_of("bbalpha"))
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def doctor(
+    factory: Annotated[
+        str, typer.Argument(metavar="MODULE:FACTORY", help="A function that returns the model, or (model, x).")
+    ],
+    shape: Annotated[str, typer.Option(help="Shape of x where FACTORY returns the model alone: 32,784.")] = "",
+    n_passes: Annotated[int, typer.Option(min=2, help="How many passes are compared.")] = 8,
+    batch_dim: Annotated[int, typer.Option(min=0, help="The axis of x that counts the rows.")] = 0,
+) -> None:
+    """Print every random site of a model, and whether its passes differ; exit 1 if they do not."""
+    with mistakes():
+        model, x = _made(factory, shape, batch_dim)
+        from bbalpha.convert import audit
+
+        found = audit(model, x, n_passes=n_passes, batch_dim=batch_dim)
+    typer.echo(str(found))
+    raise typer.Exit(0 if found.differed else 1)
+
+
+def _made(factory: str, shape: str, batch_dim: int) -> "tuple[nn.Module, Any]":
+    """The model and its input out of "module:factory"."""
+    module_name, colon, name = factory.partition(":")
+    if not (module_name and colon and name):
+        raise ValueError(f"MODULE:FACTORY must name a module and a function in it, as in nets:make; got {factory!r}.")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # modules of the working directory
+    make = getattr(import_module(module_name), name, None)
+    if not callable(make):
+        raise ValueError(f"FACTORY must be a function of {module_name}; {name!r} is not.")
+
+    import torch
+
+    made = _tried(f"{factory} fails", make)
+    model, x = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"FACTORY must return a torch.nn.Module, or one and its input; got {type(model).__name__}.")
+    if x is None:
+        if not shape:
+            raise ValueError(
+                "FACTORY must return (model, x), or --shape must give the shape of x, as in --shape 32,784."
+            )
+        x = torch.randn(_sizes(shape))
+
+    from bbalpha.inputs import Inputs
+    from bbalpha.sites import stochastic
+
+    inputs = Inputs.of(x, batch_dim)
+    with torch.no_grad(), stochastic(model):
+        _tried("the model fails on x", lambda: inputs.fresh().call(model))
+    return model, x
+
+
+def _tried(what: str, call: Callable[[], Any]) -> Any:
+    """What `call` returns; whatever goes wrong in code of the user is the user's."""
+    try:
+        return call()
+    except Exception as error:
+        raise ValueError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _sizes(shape: str) -> list[int]:
+    try:
+        return [int(size) for size in shape.split(",")]
+    except ValueError as error:
+        raise ValueError(
+            f"--shape must be whole numbers with commas between them, as in 32,784; got {shape!r}."
+        ) from error
+
+
+def main() -> None:
+    """Entry point of the `bbalpha` command."""
+    try:
+        code = app(prog_name="bbalpha", standalone_mode=False)
+    except _UsageError as error:
+        typer.echo(f"bbalpha: {error.format_message()}", err=True)
+        code = 2
+    except typer.Abort:
+        code = 130
+    sys.exit(code or 0)
