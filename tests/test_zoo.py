@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -538,7 +538,13 @@ def is_random(tree):
     return tree in RANDOM if isinstance(tree, str) else any(is_random(part) for part in tree[1])
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+def settle(examples):
+    """The same examples on every machine, without the minutes of making a failure smaller."""
+    quiet = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+    return settings(max_examples=examples, derandomize=True, phases=[Phase.generate], **quiet)
+
+
+@settle(200)
 @given(tree=TREES.filter(is_random), n=st.integers(2, 7))
 def test_random_architectures_agree_with_the_naive_loop(tree, n):
     torch.manual_seed(n)
@@ -557,11 +563,11 @@ def test_random_architectures_agree_with_the_naive_loop(tree, n):
                 assert_same(outputs, expected, 1e-4)
         ours = bbalpha.sample(model, x, 100, seed=0).flatten(1)
         plain = torch.stack([naive(x.clone()) for _ in range(30)]).flatten(1)
-    error = (ours.var(0) * (1 / 30 + 1 / 100)).sqrt()
+    error = (ours.var(0) / 100 + plain.var(0) / 30).sqrt()
     assert ((ours.mean(0) - plain.mean(0)).abs() <= 6 * error + 1e-5).all()
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settle(20)
 @given(tree=TREES.filter(lambda tree: not is_random(tree)))
 def test_quiet_architectures_are_refused(tree):
     with pytest.raises(ValueError, match="add_dropout"):
