@@ -86,7 +86,7 @@ def test_weights_are_those_of_fit():
     net = mlp([3, 50, 1], dropout=0.05, input_dropout=0.0)
     fit(
         net, (scaled(x[rows].double()), scaled(y[rows].double()[:, None]), weight[rows]), objective=GaussianNLL(),
-        epochs=4, batch_size=32, length_scale=0.1, learning_rate=0.01, schedule=cosine, seed=2,
+        epochs=4, batch_size=32, length_scale=1.0, learning_rate=0.01, schedule=cosine, seed=2,
     )  # fmt: skip
     for p, q in zip(population.network(0).parameters(), net.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-5)

@@ -41,12 +41,13 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         n_passes: K in training.
         n_predict_passes: K in prediction, over all networks.
         epochs: Times through the data; None chooses by the number of rows.
-        batch_size: Rows a step.
+        batch_size: Rows a step; None is 32, or 128 from 2,000 rows on.
         learning_rate: Of Adam, falling to 0 along a cosine.
         noise: "constant" learns one precision for all rows; "heteroscedastic" predicts it from the inputs.
         n_ensemble: Networks, trained from different seeds, whose predictions are averaged.
-        validation_fraction: If positive, so many rows are held out, and training stops early by them.
-        patience: Epochs without a better one before that.
+        validation_fraction: Share of the rows held out, if that is at least 5 rows: the weights of the epoch with
+            the best log-likelihood there are kept. 0 trains on all rows to the end.
+        patience: Training stops after so many epochs without a better one.
         module: A network of your own: an nn.Module (N, F) -> (N, D), or a function of (F, D) that makes one; with
             heteroscedastic noise it returns (mean, log_precision).
         verbose: Show a progress bar.
@@ -66,16 +67,16 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         hidden_layer_sizes: Sequence[int] = (50,),
         dropout: float = 0.05,
         input_dropout: float = 0.0,
-        length_scale: float = 0.1,
+        length_scale: float = 1.0,
         n_passes: int = 10,
         n_predict_passes: int = 100,
         epochs: int | None = None,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         learning_rate: float = 0.01,
         noise: Literal["constant", "heteroscedastic"] = "constant",
         n_ensemble: int = 1,
-        validation_fraction: float = 0.0,
-        patience: int = 20,
+        validation_fraction: float = 0.1,
+        patience: int = 50,
         module: Module | None = None,
         verbose: bool = False,
         random_state: Any = None,

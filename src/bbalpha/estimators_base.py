@@ -35,15 +35,15 @@ class DropoutEstimator(BaseEstimator, ABC):
         hidden_layer_sizes: Sequence[int] = (50,),
         dropout: float = 0.05,
         input_dropout: float = 0.0,
-        length_scale: float = 0.1,
+        length_scale: float = 1.0,
         n_passes: int = 10,
         n_predict_passes: int = 100,
         epochs: int | None = None,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         learning_rate: float = 0.01,
         n_ensemble: int = 1,
-        validation_fraction: float = 0.0,
-        patience: int = 20,
+        validation_fraction: float = 0.1,
+        patience: int = 50,
         module: Module | None = None,
         verbose: bool = False,
         random_state: Any = None,
@@ -73,8 +73,10 @@ class DropoutEstimator(BaseEstimator, ABC):
         self.x_mean_, self.x_scale_ = standardiser(X, weight)
         x = torch.as_tensor((X - self.x_mean_) / self.x_scale_, dtype=torch.float32)
         data = (x, target) if weight is None else (x, target, torch.as_tensor(weight, dtype=torch.float32))
-        used = len(X) if weight is None else int((weight > 0).sum())
-        self.n_epochs_ = default_epochs(used, self.batch_size) if self.epochs is None else self.epochs
+        n_rows = len(X) if weight is None else int((weight > 0).sum())
+        batch_size = default_batch_size(n_rows) if self.batch_size is None else self.batch_size
+        epochs = default_epochs(n_rows, batch_size) if self.epochs is None else self.epochs
+        watched = n_held_out(n_rows, self.validation_fraction) > 0
         self.networks_, self.objectives_, self.histories_ = [], [], []
         for i in range(self.n_ensemble):
             network, objective = self._network(X.shape[1], n_outputs, self.seed_ + i), self._objective()
@@ -82,14 +84,14 @@ class DropoutEstimator(BaseEstimator, ABC):
                 network,
                 data,
                 objective=objective,
-                epochs=self.n_epochs_,
+                epochs=epochs,
                 n_passes=self.n_passes,
-                batch_size=self.batch_size,
+                batch_size=batch_size,
                 length_scale=self.length_scale,
                 learning_rate=self.learning_rate,
                 schedule=cosine,
-                validation=self.validation_fraction or None,
-                patience=self.patience if self.validation_fraction else None,
+                validation=self.validation_fraction if watched else None,
+                patience=self.patience if watched else None,
                 progress=bool(self.verbose),
                 seed=self.seed_ + i,
             )
@@ -177,9 +179,22 @@ class DropoutEstimator(BaseEstimator, ABC):
 # ------------------------------------------------------------------------------ helpers
 
 
+def default_batch_size(n_rows: int) -> int:
+    """Rows a step: few for few rows, as many small steps are then needed."""
+    return 32 if n_rows <= 2000 else 128
+
+
 def default_epochs(n_rows: int, batch_size: int) -> int:
-    """Epochs for `n_rows` rows: many for few rows, fewer for many."""
-    return int(np.clip(round(10_000 * batch_size / n_rows), 40, 400))
+    """Epochs for `n_rows` rows: about 8,000 steps, in 40 to 500 epochs."""
+    return int(np.clip(round(8000 * batch_size / n_rows), 40, 500))
+
+
+def n_held_out(n_rows: int, fraction: float) -> int:
+    """Rows that early stopping looks at; none where they would be too few to tell anything."""
+    if not 0 <= fraction < 1:
+        raise ValueError(f"`validation_fraction` must be at least 0 and less than 1; got {fraction!r}.")
+    held = round(n_rows * fraction)
+    return held if held >= 5 else 0
 
 
 def standardiser(values: Array, weight: Array | None = None) -> tuple[Array, Array]:

@@ -21,7 +21,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor
-from bbalpha.estimators_base import Array, default_epochs
+from bbalpha.estimators_base import Array, default_batch_size, default_epochs, n_held_out
+from bbalpha.feed import order
 from bbalpha.population import Likelihood, Member, fit_population
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
 
@@ -36,16 +37,18 @@ class _Search(BaseEstimator):
         alphas: Sequence[float] = (0.0, 0.5, 1.0),
         dropouts: Sequence[float] = (0.01, 0.05, 0.2),
         *,
-        length_scales: Sequence[float] = (0.1,),
+        length_scales: Sequence[float] = (1.0,),
         cv: Any = 5,
         hidden_layer_sizes: Sequence[int] = (50,),
         input_dropout: float = 0.0,
         n_passes: int = 10,
         n_predict_passes: int = 100,
         epochs: int | None = None,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         learning_rate: float = 0.01,
         n_ensemble: int = 1,
+        validation_fraction: float = 0.1,
+        patience: int = 50,
         random_state: Any = None,
     ) -> None:
         self.alphas = alphas
@@ -60,6 +63,8 @@ class _Search(BaseEstimator):
         self.batch_size = batch_size
         self.learning_rate = learning_rate
         self.n_ensemble = n_ensemble
+        self.validation_fraction = validation_fraction
+        self.patience = patience
         self.random_state = random_state
 
     def _search(self, X: Array, y: Array, weight: Array | None, likelihood: Likelihood) -> dict[str, float]:
@@ -74,28 +79,26 @@ class _Search(BaseEstimator):
             )
         self.seed_ = int(check_random_state(self.random_state).randint(2**30))
         folds = self._folds(X, y, likelihood)
-        members = [
-            Member(
-                train=torch.as_tensor(train), seed=self.seed_ + i, input_dropout=self.input_dropout,
-                learning_rate=self.learning_rate, **candidate,
-            )
-            for candidate in candidates
-            for i, (train, _) in enumerate(folds)
-        ]  # fmt: skip
-        rows = max(len(train) for train, _ in folds)
+        n_rows = max(len(train) for train, _ in folds)
+        batch_size = default_batch_size(n_rows) if self.batch_size is None else self.batch_size
         population = fit_population(
             X,
             y,
-            members,
-            epochs=default_epochs(rows, self.batch_size) if self.epochs is None else self.epochs,
+            [
+                self._member(train, self.seed_ + i, candidate)
+                for candidate in candidates
+                for i, (train, _) in enumerate(folds)
+            ],
+            epochs=default_epochs(n_rows, batch_size) if self.epochs is None else self.epochs,
             hidden_layer_sizes=self.hidden_layer_sizes,
             likelihood=likelihood,
             n_passes=self.n_passes,
-            batch_size=self.batch_size,
+            batch_size=batch_size,
+            patience=self.patience,
             sample_weight=weight,
         )
         held = [test for _ in candidates for _, test in folds]
-        values = population.log_likelihood(torch.as_tensor(X), torch.as_tensor(y), held, n_passes=self.n_predict_passes)
+        values = population.log_likelihood(X, y, held, n_passes=self.n_predict_passes)
         scores = np.array(
             [
                 np.average(v.double().numpy(), weights=None if weight is None else weight[test] + 1e-300)
@@ -108,6 +111,15 @@ class _Search(BaseEstimator):
         self.alpha_, self.dropout_, self.length_scale_ = best["alpha"], best["dropout"], best["length_scale"]
         return best
 
+    def _member(self, train: Array, seed: int, candidate: dict[str, Any]) -> Member:
+        """A candidate on a fold; early stopping looks at the rows that `fit` would hold out of its training part."""
+        rows = torch.as_tensor(train)[order(len(train), seed=seed, epoch=-1)]
+        held = n_held_out(len(train), self.validation_fraction)
+        return Member(
+            train=rows[held:], validation=rows[:held] if held else None, seed=seed, input_dropout=self.input_dropout,
+            learning_rate=self.learning_rate, **candidate,
+        )  # fmt: skip
+
     def _folds(self, X: Array, y: Array, likelihood: Likelihood) -> list[tuple[Array, Array]]:
         """Training and held-out rows of every fold; an overlap is an error, whoever made the folds."""
         cv = self.cv
@@ -115,18 +127,13 @@ class _Search(BaseEstimator):
             kind = StratifiedKFold if likelihood == "categorical" else KFold
             cv = kind(int(cv), shuffle=True, random_state=self.seed_)
         folds = list(check_cv(cv, y, classifier=likelihood == "categorical").split(X, y))
-        for i, (train, test) in enumerate(folds):
-            both = np.intersect1d(train, test)
-            if len(both):
-                raise ValueError(
-                    f"`cv` must hold out rows that it does not train on; fold {i} has row {both[0]} in both parts."
-                )
+        _check_apart(folds)
         return folds
 
     def _final(self, best: dict[str, float]) -> dict[str, Any]:
         """Arguments of the estimator that is fitted on all rows."""
         shared = ("hidden_layer_sizes", "input_dropout", "n_passes", "n_predict_passes", "epochs", "batch_size",
-                  "learning_rate", "n_ensemble")  # fmt: skip
+                  "learning_rate", "n_ensemble", "validation_fraction", "patience")  # fmt: skip
         return {name: getattr(self, name) for name in shared} | best | {"random_state": self.seed_}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -148,9 +155,11 @@ class BBAlphaRegressorCV(RegressorMixin, _Search):
         n_passes: K in training.
         n_predict_passes: K in prediction.
         epochs: None chooses by the number of rows.
-        batch_size: Rows a step.
+        batch_size: Rows a step; None chooses by the number of rows.
         learning_rate: Of Adam.
         n_ensemble: Networks of the final fit.
+        validation_fraction: Share of a fold's training rows that early stopping looks at.
+        patience: Epochs without a better one before it stops.
         random_state: As in scikit-learn.
 
     Attributes:
@@ -270,3 +279,12 @@ def _results(candidates: Sequence[dict[str, float]], scores: Array) -> dict[str,
     results["mean_test_score"], results["std_test_score"] = mean, scores.std(1)
     results["rank_test_score"] = (mean[:, None] < mean[None]).sum(1) + 1
     return results
+
+
+def _check_apart(folds: Sequence[tuple[Array, Array]]) -> None:
+    for i, (train, test) in enumerate(folds):
+        both = np.intersect1d(train, test)
+        if len(both):
+            raise ValueError(
+                f"`cv` must hold out rows that it does not train on; fold {i} has row {both[0]} in both parts."
+            )

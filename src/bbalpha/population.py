@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -48,7 +49,7 @@ class Member:
     alpha: float = 0.5
     dropout: float = 0.05
     input_dropout: float = 0.0
-    length_scale: float = 0.1
+    length_scale: float = 1.0
     learning_rate: float = 0.01
     seed: int = 0
 
@@ -93,7 +94,7 @@ class Population:
                 layer.bias.copy_(bias[index, 0])
         return net.eval()
 
-    def log_likelihood(self, x: Tensor, y: Tensor, rows: Sequence[Any], *, n_passes: int = 100) -> list[Tensor]:
+    def log_likelihood(self, x: Any, y: Any, rows: Sequence[Any], *, n_passes: int = 100) -> list[Tensor]:
         """Log-density of the predictive distribution at each member's own `rows`, in units of y: M tensors."""
         network = _Stack.of(self)
         return network.log_likelihood(*_tables(x, y, self.likelihood), [torch.as_tensor(r) for r in rows], n_passes)
@@ -472,13 +473,17 @@ def _initial(sizes: Sequence[int], member: Member) -> nn.Sequential:
 
 def _tables(x: Any, y: Any, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
     """Inputs (N, F) and targets (N, D) in double precision; class indices (N,) as they are."""
-    inputs = torch.as_tensor(x).double()
-    target = torch.as_tensor(y)
+    inputs, target = _own(x).double(), _own(y)
     if inputs.ndim != 2 or len(target) != len(inputs):
         raise ValueError(
             f"`x` must be (N, F) with a row for each of `y`; got {tuple(inputs.shape)}, {tuple(target.shape)}."
         )
     return inputs, target.long() if likelihood == "categorical" else target.double().reshape(len(inputs), -1)
+
+
+def _own(values: Any) -> Tensor:
+    """A tensor; a copy of an array that may not be written to."""
+    return values if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
 
 
 def _standardiser(values: Tensor, member: Member, weight: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,12 @@ Masks of step t and the order of epoch e follow from (seed, t) and (seed, e): a 
 """
 
 import copy
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -136,7 +138,7 @@ def fit(
     train = source(data, batch_size=batch_size, dtype=parameter.dtype)
     held = None
     if validation is not None:
-        held = source(validation, batch_size=max(batch_size, 256), dtype=parameter.dtype, shuffle=False)
+        held = source(validation, batch_size=256, dtype=parameter.dtype, shuffle=False)
     if isinstance(objective, nn.Module):
         objective.to(parameter.device)
     made, penalty = _optimizer(model, objective, train, optimizer, learning_rate, length_scale)
@@ -163,7 +165,7 @@ def cosine(share: float) -> float:
     >>> [round(cosine(s), 3) for s in (0.0, 0.5, 1.0)]
     [1.0, 0.5, 0.0]
     """
-    return 0.5 * (1 + float(torch.cos(torch.tensor(share * torch.pi, dtype=torch.float64))))
+    return 0.5 * (1 + math.cos(math.pi * share))
 
 
 def predictive_nll(
@@ -180,7 +182,7 @@ def predictive_nll(
     with torch.no_grad():
         for i, batch in enumerate(data.epoch(seed, 0)):
             x, target, weight = _move(batch, device)
-            outputs = sample(model, x, n_passes, masks=masks, seed=step_seed(seed, i))
+            outputs = sample(model, x, n_passes, masks=masks, seed=step_seed(seed + 1, i))
             n = sites.Inputs.of(x, 0).rows if weight is None else float(weight.sum())
             total += n * float(scored(outputs, target) if weight is None else scored(outputs, target, weight))
             rows += n
@@ -274,7 +276,8 @@ class _Run:
                 group["lr"] = rate * factor
         x, target, weight = _move(batch, self.device)
         passes = self.n_passes if isinstance(self.n_passes, int) else self.n_passes(share)
-        with torch.autocast(self.device.type, dtype=self.amp, enabled=self.amp is not None):
+        mixed = nullcontext() if self.amp is None else torch.autocast(self.device.type, dtype=self.amp)
+        with mixed:
             outputs = sample(self.model, x, passes, masks=self.masks, seed=step_seed(self.seed, self.step))
         if weight is None:
             rows, loss = float(sites.Inputs.of(x, 0).rows), self.objective(outputs, target)
@@ -286,7 +289,7 @@ class _Run:
         if self.max_grad_norm is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
-        self.scaler.step(self.optimizer)
+        self.scaler.step(self.optimizer)  # a plain step unless in float16
         self.scaler.update()
         if isinstance(self.schedule, LRScheduler):
             self.schedule.step()
@@ -412,7 +415,11 @@ def _optimizer(
         else:
             penalty = lambda: prior_kl(model, **prior)  # type: ignore[arg-type]  # noqa: E731
     if extra:
-        groups.append({"params": extra, "weight_decay": 0.0})
+        free = next((g for g in groups if g.get("weight_decay") == 0.0), None)
+        if free is None:
+            groups.append({"params": extra, "weight_decay": 0.0})
+        else:  # every group costs time in every step
+            free["params"] = [*free["params"], *extra]
     if optimizer is None:
         fused = all(p.is_floating_point() for g in groups for p in g["params"])
         return torch.optim.Adam(groups, lr=learning_rate, fused=fused), penalty
