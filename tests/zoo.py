@@ -405,7 +405,7 @@ def tokens(n: int = 3, length: int = 7) -> torch.Tensor:
 SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 30}
 
 
-@case("vmap")
+@case("repeat")
 def bert():
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -425,7 +425,7 @@ def bert_attention_dropout_only():
     return BertForTokenClassification(config), {"input_ids": tokens()}
 
 
-@case("vmap")
+@case("repeat")
 def gpt2():
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -446,7 +446,7 @@ def vit():
     return ViTForImageClassification(config), rows(3, 3, 8, 8)
 
 
-@case("vmap")
+@case("repeat")
 def t5():
     from transformers import T5Config, T5ForConditionalGeneration
 

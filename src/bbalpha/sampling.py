@@ -139,7 +139,7 @@ def _make_plan(model: nn.Module, inputs: Inputs, strategy: Strategy, shared: boo
             raise ValueError(f'`strategy="{strategy}"` cannot share masks on this model; use "auto".')
         return replace(plain, rowwise=True)
     # work in front of the first draw is worth sharing; batch statistics must be those of one pass
-    order: list[Literal["chain", "vmap", "repeat"]] = ["vmap", "repeat"] if seen.prefix else ["repeat", "vmap"]
+    order: list[Literal["chain", "vmap", "repeat"]] = ["vmap", "repeat"] if seen.worth_sharing else ["repeat", "vmap"]
     layers = chains.find(model) or ()
     if layers and model not in layers and isinstance(inputs.x, Tensor) and inputs.batch_dim == 0 and strategy == "auto":
         order.insert(0, "chain")

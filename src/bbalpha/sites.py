@@ -216,6 +216,7 @@ class Trace:
         hidden: Random operators that could not be intercepted (compiled or foreign code), by name.
         prefix: Modules with parameters that were done before the first draw: work that all passes share.
         behind: Modules that were done after it.
+        worth_sharing: Whether one of the prefix does more than look up or normalise.
         keep: Keep probability of the units that feed each weight, {parameter name: probability}.
         moved: Whether the pass changed a buffer.
         recomputes: Whether a draw happened inside torch.utils.checkpoint.
@@ -226,6 +227,7 @@ class Trace:
     hidden: tuple[str, ...]
     prefix: tuple[str, ...]
     behind: tuple[str, ...]
+    worth_sharing: bool
     keep: dict[str, float]
     moved: bool
     recomputes: bool
@@ -287,8 +289,17 @@ def trace(model: nn.Module, inputs: Inputs, *, switch: bool = True) -> Trace:
         contexts.enter_context(mode)
         output = inputs.fresh().call(model)
     moved = any(copy.shape != before[t].shape or not torch.equal(copy, before[t]) for t, copy in copies.items())
+    shares = any(names[m] in prefix and not is_norm(m) and not isinstance(m, nn.Embedding) for m in names)
     return Trace(
-        tuple(sites), tuple(hidden.seen), tuple(prefix), tuple(behind), mode.keep, moved, any(recomputes), output
+        tuple(sites),
+        tuple(hidden.seen),
+        tuple(prefix),
+        tuple(behind),
+        shares,
+        mode.keep,
+        moved,
+        any(recomputes),
+        output,
     )
 
 
