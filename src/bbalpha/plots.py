@@ -69,7 +69,7 @@ def regression_bands(
         points = [_numbers(t.flatten()) for t in data]
         ax.plot(*points, "o", color="white", markeredgecolor="black", markeredgewidth=1, markersize=4, label="data")
     ax.set(xlabel=xlabel, ylabel=ylabel, title=f"Prediction with {coverage:.0%} bands")
-    ax.legend(edgecolor="none", framealpha=0.8)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)  # nothing of the data hidden
     return ax
 
 
