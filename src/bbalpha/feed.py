@@ -115,9 +115,12 @@ class _Arrays:
 
     def epoch(self, seed: int, epoch: int) -> Iterator[Batch]:
         rows = order(self.n_data, seed=seed, epoch=epoch) if self.shuffle else torch.arange(self.n_data)
-        for chosen in rows.split(self.batch_size):
+        for chosen in rows.split(self.batch_size * 32):  # gathered by the dozen: batches are then slices
+            x, target = _pick(self.x, chosen), _pick(self.target, chosen)
             weight = None if self.weight is None else self.weight[chosen]
-            yield _pick(self.x, chosen), _pick(self.target, chosen), weight
+            for i in range(0, len(chosen), self.batch_size):
+                part = slice(i, i + self.batch_size)
+                yield _pick(x, part), _pick(target, part), None if weight is None else weight[part]
 
     def example(self) -> Any:
         return _pick(self.x, torch.arange(min(self.n_data, 2)))
@@ -220,7 +223,7 @@ def _arrays(data: Sequence[Any], batch_size: int, dtype: torch.dtype, shuffle: b
     return _Arrays(_pick(x, used), _pick(target, used), weight, batch_size, shuffle, int(used.sum()))
 
 
-def _pick(value: Any, rows: Tensor) -> Any:
+def _pick(value: Any, rows: Tensor | slice) -> Any:
     return value[rows] if isinstance(value, Tensor) else tree_map(lambda t: t[rows], value)
 
 

@@ -284,7 +284,8 @@ class _Run:
         else:  # the mean of weight times loss: weights of arrays have mean 1 over the data
             rows, loss = float(weight.numel()), self.objective(outputs, target, weight) * weight.mean()
         total = loss if self.penalty is None else loss + self.penalty()
-        self.optimizer.zero_grad(set_to_none=True)
+        for p in self.parameters:
+            p.grad = None
         self.scaler.scale(total).backward()
         if self.max_grad_norm is not None:
             self.scaler.unscale_(self.optimizer)
@@ -415,20 +416,34 @@ def _optimizer(
         else:
             penalty = lambda: prior_kl(model, **prior)  # type: ignore[arg-type]  # noqa: E731
     if extra:
-        free = next((g for g in groups if g.get("weight_decay") == 0.0), None)
-        if free is None:
-            groups.append({"params": extra, "weight_decay": 0.0})
-        else:  # every group costs time in every step
-            free["params"] = [*free["params"], *extra]
+        groups.append({"params": extra, "weight_decay": 0.0})
     if optimizer is None:
-        fused = all(p.is_floating_point() for g in groups for p in g["params"])
-        return torch.optim.Adam(groups, lr=learning_rate, fused=fused), penalty
+        return _Adam(groups, learning_rate), penalty
     if not isinstance(optimizer, Optimizer):
         return optimizer(groups), penalty
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if any(id(p) not in known for p in extra):
         raise ValueError("`optimizer` must hold the parameters of the objective too; add objective.parameters() to it.")
     return optimizer, penalty
+
+
+class _Adam(torch.optim.Adam):
+    """Adam with the coupled weight decay of every group, its parameters in one group: a group costs time a step."""
+
+    def __init__(self, groups: Groups, learning_rate: float) -> None:
+        super().__init__([p for group in groups for p in group["params"]], lr=learning_rate, fused=True)
+        decays = [(p, group.get("weight_decay", 0.0)) for group in groups for p in group["params"]]
+        self.decayed = [p for p, decay in decays if decay]
+        self.decays = [decay for _, decay in decays if decay]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        if self.decayed:
+            terms = torch._foreach_mul(self.decayed, self.decays)
+            for p, term in zip(self.decayed, terms, strict=True):
+                if p.grad is not None:
+                    p.grad.add_(term)
+        return super().step(closure)
 
 
 def _copy(value: Any) -> Any:
