@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format bench tables clean
 .DELETE_ON_ERROR:
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -13,7 +13,7 @@ BIN := .venv/bin
 	touch $@
 
 demo: .venv/.installed
-	$(BIN)/python examples/demo.py
+	$(BIN)/python -m bbalpha.experiments.demo
 
 test: lint
 	$(BIN)/python -m pytest -q
@@ -23,6 +23,12 @@ lint: .venv/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: .venv/.installed
+	$(BIN)/python benchmarks/engine.py
+
+tables: .venv/.installed
+	$(BIN)/python docs/make_tables.py
 
 format: .venv/.installed
 	$(BIN)/ruff format .
