@@ -78,7 +78,7 @@ def run(layers: Layers, x: Tensor, passes: Passes, *, shared: bool) -> Tensor | 
     random = layers[first:]
     if torch.is_grad_enabled():
         return _run(random, x, passes, shared)
-    step = _passes_at_once(random, x)
+    step = _passes_at_once(random, x, passes.count)
     if step >= passes.count:
         return _run(random, x, passes, shared)
     outputs = [_run(random, x, passes.part(k, step), shared) for k in range(0, passes.count, step)]
@@ -100,8 +100,10 @@ def _run(layers: Layers, x: Tensor, passes: Passes, shared: bool) -> Tensor:
     return dense.run(parts, x, passes, shared=shared, again=again).view(passes.count, x.shape[0], -1)
 
 
-def _passes_at_once(layers: Layers, x: Tensor) -> int:
+def _passes_at_once(layers: Layers, x: Tensor, passes: int) -> int:
     """How many passes to stack where nothing is kept for a backward: what stays near the cache."""
+    if passes * x.numel() <= _NEAR_CACHE // 128:  # little, whatever the widths
+        return passes
     widths = [layer.weight.shape[0] for layer in layers if isinstance(layer, nn.Linear)]
     return max(1, _NEAR_CACHE // max(1, x.shape[0] * max([*widths, x[:1].numel()])))
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bbalpha import masks
 from bbalpha.layers import Dropout
 from bbalpha.masks import Noise, Passes
+from bbalpha.objectives import apply_function
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,7 @@ def run(
     ):
         with torch.no_grad():
             return _forward(parts, x, passes, shared)[0]
-    out: Tensor = _Dense.apply(parts, passes, shared, again, x, *parameters)
-    return out
+    return apply_function(_Dense, parts, passes, shared, again, x, *parameters)
 
 
 def _forward(
@@ -79,7 +79,7 @@ def _forward(
     kept: list[Noise | None] = []
     K, N = passes.count, x.shape[0]
     h = x
-    for b, noise in zip(parts, _noises(parts, passes, x.shape[1], 1 if shared else N), strict=True):
+    for b, noise in zip(parts, _noises(parts, passes, x, 1 if shared else N), strict=True):
         if noise is None:
             h = h.relu_() if b.relu else h
         elif not entered:
@@ -96,20 +96,21 @@ def _forward(
     return h, entered, kept
 
 
-def _noises(parts: Sequence[Block], passes: Passes, width: int, rows: int) -> Iterator[Noise | None]:
+def _noises(parts: Sequence[Block], passes: Passes, x: Tensor, rows: int) -> Iterator[Noise | None]:
     """The noise of each block: drawn in one go where it is little, block by block where it is much."""
     sites = []
+    width = x.shape[1]
     for b in parts:
         if b.rate:
             sites.append(((rows, width), b.rate))
         width = b.linear.out_features if b.linear is not None else width
     little = passes.count * sum(n * d for (n, d), _ in sites) <= _LITTLE
-    drawn = iter(passes.noises(sites)) if little else (passes.noise(*site) for site in sites)
+    drawn = iter(passes.factors(sites, x.dtype)) if little else (passes.noise(*site) for site in sites)
     for b in parts:
         yield next(drawn) if b.rate else None
 
 
-_LITTLE = 2**18  # units
+_LITTLE = 2**15  # units
 
 
 class _Dense(torch.autograd.Function):
@@ -120,7 +121,7 @@ class _Dense(torch.autograd.Function):
         out, entered, kept = _forward(parts, x, passes, shared)
         ctx.parts, ctx.again, ctx.size = parts, again, (passes.count, x.shape[0])
         ctx.scales = [1.0 if noise is None else noise.scale for noise in kept]
-        ctx.thresholds = [0 if noise is None else noise.threshold for noise in kept]
+        ctx.thresholds = [None if noise is None else noise.threshold for noise in kept]
         # behind a relu the sign of what entered tells what was kept
         values = [None if noise is None or b.relu else noise.values for b, noise in zip(parts, kept, strict=True)]
         ctx.save_for_backward(x, *parameters, *entered, *values)

@@ -29,21 +29,21 @@ class Noise:
     """Random bytes and the threshold above which a unit is kept.
 
     Attributes:
-        values: int8, of the shape of what it is applied to or broadcasting to it.
-        threshold: A unit is kept where its value is larger.
+        values: int8, of the shape of what it is applied to or broadcasting to it; factors if threshold is None.
+        threshold: A unit is kept where its value is larger. None: the values are to be multiplied with.
         scale: One over the realised keep probability.
     """
 
     values: Tensor
-    threshold: int
+    threshold: int | None
     scale: float
 
     def keep(self) -> Tensor:
         """Which units are kept, as bool."""
-        return self.values > self.threshold
+        return self.values > (self.threshold or 0)
 
     @property
-    def apart(self) -> tuple[Tensor, int, float]:
+    def apart(self) -> tuple[Tensor, int | None, float]:
         """values, threshold, scale."""
         return self.values, self.threshold, self.scale
 
@@ -99,19 +99,26 @@ class Passes:
         """The noise of several sites at once, as if asked for one after the other."""
         return draw_noise(self.generators, sites, self.device)
 
+    def factors(self, sites: Sequence[tuple[Sequence[int], float]], dtype: torch.dtype) -> list[Noise]:
+        """`noises` as numbers to multiply with: fewer steps where there is little to do."""
+        return draw_noise(self.generators, sites, self.device, dtype)
+
 
 def draw_noise(
     generators: Sequence[torch.Generator | None],
     sites: Sequence[tuple[Sequence[int], float]],
     device: torch.device | None = None,
+    factors: torch.dtype | None = None,
 ) -> list[Noise]:
     """For each (shape, rate), noise of shape (len(generators), *shape); None is torch's global generator.
+
+    With `factors` the noise comes as numbers of that dtype, 0 or the scale.
 
     >>> [noise.values.shape for noise in draw_noise([None], [((4, 2), 0.5), ((3,), 0.1)])]
     [torch.Size([1, 4, 2]), torch.Size([1, 3])]
     """
     if device is not None and device.type != "cpu":  # torch's own kernels are fast there
-        return [_draw_on(device, generators, shape, rate) for shape, rate in sites]
+        return [_draw_on(device, generators, shape, rate, factors) for shape, rate in sites]
     spans = [-(-math.prod(shape) // _units_per_word(rate)) for shape, rate in sites]
     words = torch.empty((len(generators), sum(spans)), dtype=torch.int64)
     for row, generator in zip(words.unbind(0), generators, strict=True):
@@ -119,9 +126,9 @@ def draw_noise(
         row.random_(-(2**63), None, generator=generator)
     rates = {rate for _, rate in sites}
     if len(rates) == 1:
-        return _cut(words, spans, [shape for shape, _ in sites], rates.pop())
+        return _cut(words, spans, [shape for shape, _ in sites], rates.pop(), factors)
     parts = zip(words.split(spans, 1), spans, sites, strict=True)
-    return [_cut(part.contiguous(), [span], [shape], rate)[0] for part, span, (shape, rate) in parts]
+    return [_cut(part.contiguous(), [span], [shape], rate, factors)[0] for part, span, (shape, rate) in parts]
 
 
 def _units_per_word(rate: float) -> int:
@@ -129,15 +136,22 @@ def _units_per_word(rate: float) -> int:
     return 8 if (1 - rate) * 256 % 1 == 0 else 2
 
 
-def _cut(words: Tensor, spans: Sequence[int], shapes: Sequence[Sequence[int]], rate: float) -> list[Noise]:
+def _cut(
+    words: Tensor, spans: Sequence[int], shapes: Sequence[Sequence[int]], rate: float, factors: torch.dtype | None
+) -> list[Noise]:
     """Noise of the shapes (count, *shape) out of 64-bit words (count, ...), so many words for each."""
     per_word = _units_per_word(rate)
     if per_word == 8:
         levels = round((1 - rate) * 256)
-        units, threshold, scale = words.view(torch.int8), 127 - levels, 256 / levels
+        units, cut, scale = words.view(torch.int8), 128 - levels, 256 / levels
     else:
         kept = min(max(round((1 - rate) * 2**32), 1), 2**32 - 1)  # of 2^32 values
-        units, threshold, scale = (words.view(torch.int32) >= 2**31 - kept).view(torch.int8), 0, 2**32 / kept
+        units, cut, scale = words.view(torch.int32), 2**31 - kept, 2**32 / kept
+    threshold: int | None = cut - 1
+    if factors is not None:
+        units, threshold = (units >= cut).to(factors).mul_(scale), None
+    elif per_word == 2:
+        units, threshold = (units >= cut).view(torch.int8), 0
     noises, start = [], 0
     for span, shape in zip(spans, shapes, strict=True):
         own = units.narrow(1, start, math.prod(shape))
@@ -147,12 +161,17 @@ def _cut(words: Tensor, spans: Sequence[int], shapes: Sequence[Sequence[int]], r
 
 
 def _draw_on(
-    device: torch.device, generators: Sequence[torch.Generator | None], shape: Sequence[int], rate: float
+    device: torch.device,
+    generators: Sequence[torch.Generator | None],
+    shape: Sequence[int],
+    rate: float,
+    factors: torch.dtype | None,
 ) -> Noise:
-    values = torch.empty((len(generators), *shape), dtype=torch.int8, device=device)
+    values = torch.empty((len(generators), *shape), dtype=factors or torch.int8, device=device)
     for one, generator in zip(values, generators, strict=True):
         one.bernoulli_(1 - rate, generator=generator)
-    return Noise(values, 0, 1 / (1 - rate))
+    scale = 1 / (1 - rate)
+    return Noise(values, 0, scale) if factors is None else Noise(values.mul_(scale), None, scale)
 
 
 # ------------------------------------------------------------------------------ applying
@@ -194,8 +213,10 @@ def _apply(function: Any, x: Tensor, noise: Noise, *options: bool) -> Tensor:
     return out
 
 
-def select(x: Tensor, values: Tensor, threshold: float, scale: float, out: Tensor | None = None) -> Tensor:
+def select(x: Tensor, values: Tensor, threshold: int | None, scale: float, out: Tensor | None = None) -> Tensor:
     """What `values` let through: x * scale where values > threshold, else 0; in blocks that stay in the cache."""
+    if threshold is None:
+        return x * values if out is None else torch.mul(x, values, out=out)
     if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         chosen: Tensor = _threshold(x, values.to(x.dtype), threshold)
         return chosen * scale
