@@ -253,6 +253,46 @@ def test_layers_of_ones_own_follow_the_callers_mode(layer):
     assert all(torch.equal(a, b) for a, b in zip(buffers, model.buffers(), strict=True))
 
 
+class Probabilities(zoo.Functional):
+    """Logits for the loss while training, probabilities otherwise; the dropout is a module of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        logits = self.b(self.drop(self.a(x)))
+        return logits if self.training else logits.softmax(-1)
+
+
+class HandWrittenNorm(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0) if self.training else x
+
+
+class Block(nn.Module):
+    """Draws only if its own flag is on, inside a net whose other flags mean something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 8), HandWrittenNorm(), OnlyIfTraining(0.5))
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("strategy", ["loop", "vmap", "repeat", "auto"])
+def test_flags_that_mean_something_else_stay_as_the_caller_has_them(strategy):
+    x = torch.randn(5, 4) + 1
+    sums = bbalpha.sample(Probabilities().eval(), x, 4, strategy=strategy).sum(-1)
+    torch.testing.assert_close(sums, torch.ones(4, 5))
+    model = Block().eval()
+    outputs, expected = bbalpha.sample(model, x, 20, strategy=strategy), model(x)
+    kept = outputs != 0
+    torch.testing.assert_close(outputs[kept], 2 * expected.expand_as(outputs)[kept])
+    assert (~kept).any()
+
+
 # ------------------------------------------------------------------------------ what cannot be sampled says so
 
 

@@ -95,6 +95,7 @@ class Plan:
         hidden: Draws come from torch's global generator too, which is seeded for every pass.
         moves: Buffers change in a pass and have to be looked after.
         reasons: Why the cheaper strategies were not taken.
+        only: The modules to switch on, by name; None for all that may be random.
         recomputes: The model draws inside torch.utils.checkpoint, whose backward would draw anew.
         layers: With "chain", the layers in the order they run.
     """
@@ -105,6 +106,7 @@ class Plan:
     moves: bool
     reasons: tuple[str, ...] = ()
     recomputes: bool = False
+    only: frozenset[str] | None = None
     layers: tuple[nn.Module, ...] = ()
 
 
@@ -128,8 +130,9 @@ def _make_plan(model: nn.Module, inputs: Inputs, strategy: Strategy, shared: boo
     if not seen.fired and inputs.rows:  # for no rows, compiled code draws nothing
         raise ValueError(no_randomness(model, seen))
     _check_structure(model, few, seen)
+    only, seen = sites.least_switched(model, few, seen)
     hidden, moves = bool(seen.hidden), seen.moved
-    plain = Plan("loop", False, hidden, moves, recomputes=seen.recomputes)
+    plain = Plan("loop", False, hidden, moves, recomputes=seen.recomputes, only=only)
     if inputs.rows == 0:
         return plain
     if not seen.certain and not _differs(model, few, plain):
@@ -274,7 +277,7 @@ class _Run:
             if self.plan.moves:
                 quiet = [m for m in self.model.modules() if not m.training]
                 contexts.enter_context(sites.borrowed_buffers(quiet))
-            contexts.enter_context(sites.switched_on(self.model))
+            contexts.enter_context(sites.switched_on(self.model, self.plan.only))
             if self.plan.hidden:
                 contexts.enter_context(sites.forked_generators())
             contexts.enter_context(sites.eager())

@@ -9,7 +9,7 @@ norm and the like follow their own mode. `trace` runs one pass and reports every
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -67,13 +67,14 @@ def stochastic(model: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def switched_on(model: nn.Module) -> Iterator[None]:
-    """Training mode for every module that may hold a random site; restored on the way out.
+def switched_on(model: nn.Module, only: Collection[str] | None = None) -> Iterator[None]:
+    """Training mode for every module that may hold a random site, or for those named; restored on the way out.
 
     Statistics that such a module keeps by itself (F.batch_norm on buffers of its own, spectral norm) still
     follow the caller's mode.
     """
-    switched = [m for m in model.modules() if not m.training and may_be_random(m)]
+    named = [(name, m) for name, m in model.named_modules() if not m.training and may_be_random(m)]
+    switched = [m for name, m in named if only is None or name in only]
     statistics = {id(b) for m in switched for b in m.buffers(recurse=False)}
     powers = {h: h.n_power_iterations for m in switched for h in _hooks(m) if isinstance(h, SpectralNorm)}
     try:
@@ -214,6 +215,8 @@ class Trace:
     Attributes:
         sites: Random calls in order.
         hidden: Random operators that could not be intercepted (compiled or foreign code), by name.
+        homes: The modules in which random calls were made, whether they drew or not.
+        quiet: The modules that ran and made none.
         prefix: Modules with parameters that were done before the first draw: work that all passes share.
         behind: Modules that were done after it.
         worth_sharing: Whether one of the prefix does more than look up or normalise.
@@ -225,6 +228,8 @@ class Trace:
 
     sites: tuple[Site, ...]
     hidden: tuple[str, ...]
+    homes: frozenset[str]
+    quiet: frozenset[str]
     prefix: tuple[str, ...]
     behind: tuple[str, ...]
     worth_sharing: bool
@@ -244,26 +249,48 @@ class Trace:
         return any(s.fired and (s.rate is not None or s.kind == "rrelu") for s in self.sites)
 
 
-def trace(model: nn.Module, inputs: Inputs, *, switch: bool = True) -> Trace:
+def least_switched(model: nn.Module, inputs: Inputs, seen: Trace) -> tuple[frozenset[str] | None, Trace]:
+    """The modules to switch on (None: all that may be random), and what a pass with them meets.
+
+    Some modules read `training` for something else (probabilities instead of logits, statistics of their own).
+    If leaving those that ran and drew nothing in the caller's mode changes the output, that is where they stay.
+    """
+    named = {name: m for name, m in model.named_modules() if may_be_random(m)}
+    quiet = {name for name in seen.quiet if name in named and not named[name].training}
+    parents = {home[:i] for home in seen.homes for i in range(len(home)) if i == 0 or home[i] == "."}
+    for left in (quiet, quiet - parents):
+        only = frozenset(named.keys() - left)
+        less = trace(model, inputs, only=only) if left else seen
+        if (less.sites, less.hidden) == (seen.sites, seen.hidden):
+            return (None, seen) if same_values(less.output, seen.output) else (only, less)
+    return None, seen
+
+
+def trace(model: nn.Module, inputs: Inputs, *, switch: bool = True, only: Collection[str] | None = None) -> Trace:
     """Run one pass of `model` without gradients and report its random calls; nothing is changed by it.
 
     With ``switch=False`` the modules keep the caller's mode, so that what fires by itself can be told from
-    what sampling switches on.
+    what sampling switches on; `only` names those to switch on.
     """
     names = {m: n for n, m in model.named_modules()}
     stack: list[nn.Module] = []
     sites: list[Site] = []
+    ran: dict[str, None] = {}
     prefix: dict[str, None] = {}
     behind: dict[str, None] = {}
     recomputes: list[bool] = []
 
+    def home() -> str:
+        return str(names[stack[-1] if stack else model])
+
     def observe(kind: str, rate: float | None, fires: bool) -> None:
-        sites.append(Site(names[stack[-1] if stack else model], kind, rate, fires))
+        sites.append(Site(home(), kind, rate, fires))
         if fires:
             recomputes.append(_called_from(torch.utils.checkpoint.__file__))
 
     def enter(m: nn.Module, *_: Any) -> None:
         stack.append(m)
+        ran.setdefault(names[m])
 
     def leave(m: nn.Module, *_: Any) -> None:
         stack.pop()
@@ -272,7 +299,7 @@ def trace(model: nn.Module, inputs: Inputs, *, switch: bool = True) -> Trace:
 
     passes, parameters = Passes(0, 0, 1, device=inputs.device), dict(model.named_parameters())
     mode = Lineage(passes, inputs.rows, batch_dim=inputs.batch_dim, observer=observe, parameters=parameters)
-    hidden = _Watch(inputs.device)
+    hidden = _Watch(inputs.device, home)
     with ExitStack() as contexts:
         for m in names:
             if not isinstance(m, torch.jit.ScriptModule):  # takes no hooks
@@ -281,18 +308,21 @@ def trace(model: nn.Module, inputs: Inputs, *, switch: bool = True) -> Trace:
         copies = contexts.enter_context(borrowed_buffers(list(names)))
         before = {original: copy.clone() for original, copy in copies.items()}
         if switch:
-            contexts.enter_context(switched_on(model))
+            contexts.enter_context(switched_on(model, only))
         contexts.enter_context(forked_generators())
         contexts.enter_context(eager())
         contexts.enter_context(torch.no_grad())
         contexts.enter_context(hidden)
         contexts.enter_context(mode)
         output = inputs.fresh().call(model)
+    homes = {s.name for s in sites} | set(hidden.seen.values())
     moved = any(copy.shape != before[t].shape or not torch.equal(copy, before[t]) for t, copy in copies.items())
     shares = any(names[m] in prefix and not is_norm(m) and not isinstance(m, nn.Embedding) for m in names)
     return Trace(
         tuple(sites),
         tuple(hidden.seen),
+        frozenset(homes),
+        frozenset(ran.keys() - homes),
         tuple(prefix),
         tuple(behind),
         shares,
@@ -322,10 +352,11 @@ class _Watch(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # what we watch runs eagerly, and importing dynamo takes a second
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, home: Callable[[], str]) -> None:
         super().__init__()
         self.device = device
-        self.seen: dict[str, None] = {}
+        self.home = home
+        self.seen: dict[str, str] = {}  # operator: the module it was first met in
         self.foreign = _foreign_states()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -334,14 +365,14 @@ class _Watch(TorchDispatchMode):
         before = self._states()
         out = func(*args, **(kwargs or {}))
         if any(not torch.equal(a, b) for a, b in zip(before, self._states(), strict=True)):
-            self.seen.setdefault(str(func))
+            self.seen.setdefault(str(func), self.home())
         return out
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         for name, state in _foreign_states().items():
             if state != self.foreign[name]:
-                self.seen.setdefault(name)
+                self.seen.setdefault(name, "")
 
     def _states(self) -> list[Tensor]:
         own = [] if self.device.type == "cpu" else [torch.get_device_module(self.device).get_rng_state()]
@@ -352,6 +383,15 @@ def _foreign_states() -> dict[str, Any]:
     """The generators of Python and numpy, which stochastic depth is sometimes drawn from."""
     _, words, position, *_ = np.random.get_state()
     return {"random": random.getstate(), "numpy.random": (np.asarray(words).tobytes(), position)}
+
+
+def same_values(a: Any, b: Any) -> bool:
+    """Whether two outputs of equal structure hold the same numbers, to rounding."""
+    return same_structure(a, b) and all(
+        torch.allclose(s.float(), t.float(), rtol=1e-3, atol=1e-5, equal_nan=True)
+        for s, t in zip(tree_leaves(a), tree_leaves(b), strict=True)
+        if isinstance(s, Tensor) and not s.is_complex()
+    )
 
 
 def same_structure(a: Any, b: Any) -> bool:
