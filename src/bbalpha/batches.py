@@ -152,44 +152,48 @@ def _groups(model: nn.Module, inputs: Inputs, passes: Passes, group: int, chunk:
 
 
 class _Rows:
-    """Tensors that grow by rows; written in place once the number of rows is known."""
+    """Tensors that grow by rows, copied into one place each.
+
+    Keeping the parts and joining them at the end costs many times their size: small tensors that live long, between
+    large ones that do not, leave holes that the allocator cannot use.
+    """
 
     def __init__(self, axis: int, total: int | None) -> None:
         self.axis, self.total, self.count = axis, total, 0
-        self.parts: list[tuple[Tensor, ...]] = []
-        self.whole: list[Tensor] = []
+        self.held: list[Tensor] = []
 
     def add(self, tensors: tuple[Tensor, ...], rows: int) -> None:
         """Take the next rows."""
-        first = self.whole or (self.parts[0] if self.parts else tensors)
-        for t, like in zip(tensors, first, strict=True):
-            shapes = [list(s.shape) for s in (t, like)]
-            for shape in shapes:
-                del shape[self.axis]
-            if shapes[0] != shapes[1]:
+        if not self.held and rows == self.total:
+            self.held, self.count = list(tensors), rows
+            return
+        room = self.held[0].shape[self.axis] if self.held else 0
+        if not self.held or self.count + rows > room:
+            room = max(2 * room, self.count + rows) if self.total is None else self.total
+            self.held = [self._enlarged(i, t, room) for i, t in enumerate(tensors)]
+        for whole, t in zip(self.held, tensors, strict=True):
+            place = whole.narrow(self.axis, self.count, rows)
+            if place.shape != t.shape:
                 raise ValueError(
-                    f"`x` must give outputs of one shape in all batches; got {tuple(like.shape)}, then "
+                    f"`x` must give outputs of one shape in all batches; got {tuple(place.shape)}, then "
                     f"{tuple(t.shape)}. Pad the batches to one length, or predict them one by one."
                 )
-        if self.total is None or rows == self.total:
-            self.parts.append(tensors)
-        else:
-            if not self.whole:
-                shapes = [[*t.shape[: self.axis], self.total, *t.shape[self.axis + 1 :]] for t in tensors]
-                self.whole = [t.new_empty(shape) for t, shape in zip(tensors, shapes, strict=True)]
-            for whole, t in zip(self.whole, tensors, strict=True):
-                whole.narrow(self.axis, self.count, rows).copy_(t)
+            place.copy_(t)
         self.count += rows
+
+    def _enlarged(self, i: int, t: Tensor, room: int) -> Tensor:
+        """Space for `room` rows, with the rows of tensor i so far at its start."""
+        like = self.held[i] if self.held else t
+        whole = like.new_empty([*like.shape[: self.axis], room, *like.shape[self.axis + 1 :]])
+        if self.count:
+            whole.narrow(self.axis, 0, self.count).copy_(like.narrow(self.axis, 0, self.count))
+        return whole
 
     def joined(self) -> tuple[Tensor, ...]:
         """All rows."""
-        if self.whole:
-            return tuple(self.whole)
-        if not self.parts:
+        if not self.held:
             raise ValueError("`x` must give at least one batch; got an iterable that is empty or used up.")
-        if len(self.parts) == 1:
-            return self.parts[0]
-        return tuple(torch.cat(ts, self.axis) for ts in zip(*self.parts, strict=True))
+        return tuple(t.narrow(self.axis, 0, self.count).contiguous() for t in self.held)
 
 
 @contextmanager

@@ -1,0 +1,221 @@
+"""The three worked decisions of docs/which-number.md -> results/decisions.json, and the tables of that guide.
+
+    BBALPHA_DATA=... python benchmarks/decisions.py
+
+Abstain and ask for a label: scikit-learn's digits. Safety margin: concrete, strength in MPa. One thread, about two
+minutes. The guide's tables are written from the JSON, between its markers.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import bbalpha
+from bbalpha import metrics
+from bbalpha.calibration import conformal_intervals
+from bbalpha.networks import mlp
+
+Row = dict[str, float | str | int]
+
+
+def train_classifier(x: Tensor, y: Tensor, *, steps: int) -> nn.Module:
+    """A 64-100-10 net fitted with alpha = 0.5."""
+    net = mlp([64, 100, 10], dropout=0.2, input_dropout=0.0)
+    optimizer = torch.optim.Adam(bbalpha.param_groups(net, length_scale=0.1, n_data=len(x)), lr=5e-3)
+    for _ in range(steps):
+        rows = torch.randint(len(x), (min(64, len(x)),))
+        loss = bbalpha.cross_entropy(bbalpha.sample(net, x[rows], n_passes=10), y[rows], alpha=0.5)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return net
+
+
+def digits(seed: int) -> tuple[Tensor, Tensor]:
+    """The 1797 digits, shuffled: x (N, 64), y (N,)."""
+    images, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    return torch.tensor(images / 16, dtype=torch.float32)[order], torch.tensor(labels)[order]
+
+
+def abstain(seed: int) -> list[Row]:
+    """Errors among the rows kept, when a share of the least sure goes to a person."""
+    x, y = digits(seed)
+    net = train_classifier(x[:300], y[:300], steps=400)
+    p = bbalpha.predict_classification(net, x[300:], seed=0)
+    wrong = (p.label != y[300:]).float()
+    scores = {"entropy": p.entropy, "mutual_information": p.mutual_information, "random": torch.rand(len(wrong))}
+    rows: list[Row] = []
+    for score, uncertainty in scores.items():
+        curve = metrics.risk_coverage(uncertainty, wrong)
+        for kept in (1.0, 0.95, 0.9, 0.8):
+            risk = curve.risk[round(kept * len(wrong)) - 1].item()
+            rows.append({"work": "abstain", "way": score, "seed": seed, "kept": kept, "error": risk})
+    return rows
+
+
+def ask(seed: int) -> list[Row]:
+    """Accuracy after labels were asked for where each score is largest, 10 a round from 20 on."""
+    x, y = digits(seed)
+    pool, x_test, y_test = torch.arange(1000), x[1000:], y[1000:]
+    y_pool = y.clone()
+    noisy = torch.rand(1000) < 0.5  # half of the pool: smudged digits, whose label is anybody's guess
+    smudged = x.clone()
+    smudged[pool[noisy]] = 0.5 * x[pool[noisy]] + 0.5 * torch.rand(int(noisy.sum()), 64)
+    y_pool[pool[noisy]] = torch.randint(10, (int(noisy.sum()),))
+    rows: list[Row] = []
+    for score in ("mutual_information", "entropy", "random"):
+        torch.manual_seed(seed)
+        known = torch.randperm(1000)[:20]
+        for labels in range(20, 101, 10):
+            net = train_classifier(smudged[known], y_pool[known], steps=150)
+            if labels in (20, 60, 100):
+                p = bbalpha.predict_classification(net, x_test, n_passes=50, seed=0)
+                accuracy = metrics.accuracy(p.probs, y_test).item()
+                share = noisy[known].float().mean().item()
+                rows.append(
+                    {"work": "ask", "way": score, "seed": seed, "labels": labels, "accuracy": accuracy, "wasted": share}
+                )
+            p = bbalpha.predict_classification(net, smudged[pool], n_passes=50, seed=0)
+            value = torch.rand(1000) if score == "random" else getattr(p, score).clone()
+            value[known] = -1.0
+            known = torch.cat((known, value.topk(10).indices))
+    return rows
+
+
+def margin(split: int, folder: str) -> list[Row]:
+    """The strength to promise: how much is promised, and how often less is delivered, by three margins."""
+    from conformal import Config, TwoHeads, train
+
+    config = Config()
+    data = np.load(Path(folder) / "uci" / "concrete.npz", allow_pickle=False)
+    X, y = torch.from_numpy(data["X"]).float(), torch.from_numpy(data["y"]).float()[:, None]
+    test = torch.from_numpy(data["test_mask"][split])
+    order = torch.nonzero(~test).squeeze(1)
+    order = order[torch.randperm(len(order))]
+    held, training = order[:230], order[230:]
+    inputs = (X - X[training].mean(0)) / X[training].std(0)
+    centre, scale = y[training].mean(), y[training].std()
+    net: TwoHeads = train(inputs[training], (y[training] - centre) / scale, config)
+    p_held, p = (
+        bbalpha.predict_regression(net, inputs[rows], precision="predicted", seed=0).rescaled(scale, centre)
+        for rows in (held, torch.nonzero(test).squeeze(1))
+    )
+    constant = conformal_intervals(p_held, y[held], coverage=0.9, score="absolute").interval(p)[0]
+    adaptive = conformal_intervals(p_held, y[held], coverage=0.9).interval(p)[0]
+    promises = {"mean": p.mean, "quantile(0.05)": p.quantile(0.05), "conformal": adaptive, "constant margin": constant}
+    return [
+        {
+            "work": "margin",
+            "way": way,
+            "seed": split,
+            "promised": promise.mean().item(),
+            "missed": (y[test] < promise).float().mean().item(),
+        }
+        for way, promise in promises.items()
+    ]
+
+
+# ------------------------------------------------------------------------------ the guide
+
+
+def tables(rows: list[Row]) -> dict[str, str]:
+    """The tables of the guide, by marker."""
+
+    def mean(key: str, **where: float | str) -> float:
+        return float(np.mean([float(r[key]) for r in rows if all(r.get(k) == v for k, v in where.items())]))
+
+    ways = {
+        work: list(dict.fromkeys(str(r["way"]) for r in rows if r["work"] == work))
+        for work in ("abstain", "ask", "margin")
+    }
+    kept, labels = (1.0, 0.95, 0.9, 0.8), (20, 60, 100)
+    return {
+        "abstain": _table(
+            ["least sure by", *(f"errors, {k:.0%} kept" for k in kept)],
+            [[w, *(f"{mean('error', work='abstain', way=w, kept=k):.1%}" for k in kept)] for w in ways["abstain"]],
+        ),
+        "ask": _table(
+            ["labels asked by", *(f"accuracy, {n} labels" for n in labels), "of these unusable"],
+            [
+                [
+                    w,
+                    *(f"{mean('accuracy', work='ask', way=w, labels=n):.1%}" for n in labels),
+                    f"{mean('wasted', work='ask', way=w, labels=100):.0%}",
+                ]
+                for w in ways["ask"]
+            ],
+        ),
+        "margin": _table(
+            ["promise", "promised on average (MPa)", "less delivered"],
+            [
+                [w, f"{mean('promised', work='margin', way=w):.1f}", f"{mean('missed', work='margin', way=w):.1%}"]
+                for w in ways["margin"]
+            ],
+        ),
+    }
+
+
+def _table(head: list[str], body: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(f"`{c}`" if "_" in c else c for c in line) + " |" for line in lines)
+
+
+def fill(guide: Path, rows: list[Row]) -> None:
+    """Write the tables between `<!-- name -->` and `<!-- end -->`."""
+    text = guide.read_text()
+    for name, table in tables(rows).items():
+        text, found = re.subn(
+            rf"(<!-- {name}\b[^>]*-->\n).*?(<!-- end -->)",
+            lambda m, t=table: m[1] + t + "\n" + m[2],
+            text,
+            flags=re.DOTALL,
+        )
+        if found != 1:
+            raise ValueError(f"{guide} must have one place for the table {name!r}; got {found}.")
+    guide.write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("results/decisions.json"))
+    parser.add_argument("--guide", type=Path, default=Path("docs/which-number.md"))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only-tables", action="store_true", help="from the JSON as it is")
+    args = parser.parse_args()
+    if args.only_tables:
+        fill(args.guide, json.loads(args.out.read_text())["rows"])
+        return
+    if "BBALPHA_DATA" not in os.environ:
+        sys.exit("BBALPHA_DATA must name the folder of data sets")
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    rows: list[Row] = []
+    for seed in range(args.repeats):
+        torch.manual_seed(seed)
+        rows += abstain(seed) + ask(seed) + margin(seed, os.environ["BBALPHA_DATA"])
+        print(f"repeat {seed}: {time.perf_counter() - start:.0f} s", flush=True)
+    results = {
+        "command": "python benchmarks/decisions.py",
+        "versions": {name: version(name) for name in ("bbalpha", "torch", "numpy", "scikit-learn")},
+        "seed": 0,
+        "seconds": round(time.perf_counter() - start, 1),
+        "rows": rows,
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    fill(args.guide, rows)
+
+
+if __name__ == "__main__":
+    main()
