@@ -323,7 +323,7 @@ BAD = {
     "class axis": (lambda: cross_entropy(LOGITS, LABELS, class_axis=1), "`class_axis` must name"),
     "weights": (lambda: alpha_loss(torch.zeros(K, N), 0.5, sample_weight=torch.ones(K)), "one weight per data point"),
     "weight sign": (lambda: alpha_loss(torch.zeros(K, N), 0.5, sample_weight=-torch.ones(N)), "not negative"),
-    "weight sum": (lambda: alpha_loss(torch.zeros(K, N), 0.5, sample_weight=torch.zeros(N)), "positive sum"),
+    "weight sum": (lambda: alpha_loss(torch.zeros(K, N), 0.5, sample_weight=torch.zeros(N)), "a positive weight"),
     "reduced loss": (lambda: AlphaLoss(nn.MSELoss()), 'reduction="none"'),
     "binary range": (lambda: binary_cross_entropy(MEANS, TARGET + 2), r"\[0, 1\]"),
     "not a tensor": (lambda: alpha_loss([[1.0]], 0.5), "torch tensor; got list"),

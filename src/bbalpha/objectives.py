@@ -22,6 +22,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bbalpha.checks import (
+    check_alpha,
+    check_floating,
+    check_outputs,
+    check_passes,
+    check_precision,
+    check_real,
+    check_same_shape,
+    check_weight,
+    readable,
+)
+
 Reduction = Literal["mean", "sum", "none"]
 Positions = Literal["independent", "joint"]
 
@@ -47,11 +59,11 @@ def alpha_loss(
     >>> alpha_loss(losses, 0.0, reduction="none"), alpha_loss(losses, 1.0, reduction="none")
     (tensor([2., 0.]), tensor([1.5662, 0.0000]))
     """
-    alpha = _check_alpha(alpha)
-    _check_floating("losses", losses)
+    alpha = check_alpha(alpha)
+    check_floating("losses", losses)
     if losses.ndim != 2:
         raise ValueError(f"`losses` must have shape (K, N): passes first, then data points; got {tuple(losses.shape)}.")
-    _check_passes("losses", losses)
+    check_passes("losses", losses)
     return _reduce(_log_mean_exp(losses, alpha), sample_weight, reduction)
 
 
@@ -90,8 +102,8 @@ def cross_entropy(
     >>> cross_entropy(logits, torch.tensor([0, 1, 3]))                 # log 4
     tensor(1.3863)
     """
-    alpha = _check_alpha(alpha)
-    _check_outputs(outputs, least=3)
+    alpha = check_alpha(alpha)
+    check_outputs(outputs, least=3)
     if not -outputs.ndim <= class_axis < outputs.ndim or class_axis % outputs.ndim < 2:
         raise ValueError(
             f"`class_axis` must name an axis of `outputs` after K and N; got {class_axis} "
@@ -103,7 +115,7 @@ def cross_entropy(
     if target.shape == index_shape:
         losses, counts = _index_losses(log_probs, target, ignore_index)
     elif target.shape == outputs.shape[1:]:
-        _check_real("target", target)
+        check_real("target", target)
         soft = target.to(log_probs.dtype).movedim(class_axis - 1, -1)  # (N, ..., C)
         losses, counts = (
             -(soft * log_probs).sum(-1),
@@ -142,11 +154,11 @@ def binary_cross_entropy(
     >>> binary_cross_entropy(torch.zeros(5, 3), torch.tensor([0.0, 1.0, 1.0]))   # log 2
     tensor(0.6931)
     """
-    alpha = _check_alpha(alpha)
-    _check_outputs(outputs, least=2)
-    _check_same_shape(outputs, target)
-    _check_real("target", target)
-    if target.numel() and _readable(target) and not bool(((target >= 0) & (target <= 1)).all()):
+    alpha = check_alpha(alpha)
+    check_outputs(outputs, least=2)
+    check_same_shape(outputs, target)
+    check_real("target", target)
+    if target.numel() and readable(target) and not bool(((target >= 0) & (target <= 1)).all()):
         raise ValueError(f"`target` must lie in [0, 1]; got values from {target.min()} to {target.max()}.")
     logits = _wide(outputs)
     losses = F.binary_cross_entropy_with_logits(
@@ -184,12 +196,12 @@ def gaussian_nll(
     >>> gaussian_nll(torch.zeros(10, 3, 1), torch.zeros(3, 1), precision=1.0)    # log(2 pi) / 2
     tensor(0.9189)
     """
-    alpha = _check_alpha(alpha)
-    _check_outputs(outputs, least=2)
-    _check_same_shape(outputs, target)
-    _check_real("target", target)
+    alpha = check_alpha(alpha)
+    check_outputs(outputs, least=2)
+    check_same_shape(outputs, target)
+    check_real("target", target)
     outputs = _wide(outputs)
-    tau = _check_precision(precision, outputs)
+    tau = check_precision(precision, outputs)
     residual = target.to(outputs.dtype) - outputs  # (K, N, D)
     losses = 0.5 * (tau * residual.square() - tau.log() + math.log(2 * math.pi))  # (K, N, D)
     return _reduce(
@@ -222,11 +234,11 @@ class AlphaLoss(nn.Module):
                 'Build it with reduction="none".'
             )
         self.loss = loss
-        self.alpha = _check_alpha(alpha)
+        self.alpha = check_alpha(alpha)
 
     def forward(self, outputs: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """Mean alpha loss of `outputs` (K, N, ...) against `target` (N, ...)."""
-        _check_outputs(outputs, least=2)
+        check_outputs(outputs, least=2)
         K, N = outputs.shape[:2]
         if target.shape[:1] != (N,):
             raise ValueError(
@@ -262,7 +274,7 @@ class CrossEntropy(nn.Module):
         ignore_index: int = -100,
     ) -> None:
         super().__init__()
-        self.alpha = _check_alpha(alpha)
+        self.alpha = check_alpha(alpha)
         self.class_axis = class_axis
         self.positions: Positions = positions
         self.ignore_index = ignore_index
@@ -301,7 +313,7 @@ class GaussianNLL(nn.Module):
 
     def __init__(self, alpha: float = 0.5, precision: float | Literal["learned", "predicted"] = "learned") -> None:
         super().__init__()
-        self.alpha = _check_alpha(alpha)
+        self.alpha = check_alpha(alpha)
         self.source: Literal["learned", "fixed", "predicted"]
         if precision == "learned":
             self.source, self.log_precision = "learned", nn.Parameter(torch.zeros(()))
@@ -412,12 +424,12 @@ def _index_losses(log_probs: Tensor, target: Tensor, ignore_index: int) -> tuple
     C = log_probs.shape[-1]
     target = target.long()
     ignored = target == ignore_index
-    if _readable(target) and bool((((target < 0) | (target >= C)) & ~ignored).any()):
+    if readable(target) and bool((((target < 0) | (target >= C)) & ~ignored).any()):
         wrong = target[((target < 0) | (target >= C)) & ~ignored][0].item()
         raise ValueError(f"`target` must hold class indices from 0 to {C - 1}; got {wrong}.")
     index = target.masked_fill(ignored, 0).unsqueeze(-1)  # (N, ..., 1)
     losses = -log_probs.gather(-1, index.expand(*log_probs.shape[:-1], 1)).squeeze(-1)
-    if _readable(target) and not bool(ignored.any()):
+    if readable(target) and not bool(ignored.any()):
         return losses, None
     return losses.masked_fill(ignored, 0.0), ~ignored
 
@@ -443,117 +455,23 @@ def _reduce(values: Tensor, sample_weight: Tensor | None, reduction: Reduction, 
     """Sum, mean or nothing over (N, ...) values; `counts` says which of them are real."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'`reduction` must be "mean", "sum" or "none"; got {reduction!r}.')
+    total: Tensor | int = values.numel() if counts is None else counts.sum()
     if sample_weight is not None:
-        weight = _check_weight(sample_weight, values).expand_as(values)
+        weight = check_weight(sample_weight, values).expand_as(values)
         values = values * weight
-        total = weight.sum() if counts is None else (weight * counts).sum()
-        if reduction == "mean" and values.numel() and _readable(total) and not bool(total > 0):
-            raise ValueError("`sample_weight` must have a positive sum over the data points that count; got 0.")
-    elif reduction == "mean" and counts is not None:
-        total = counts.sum()
-    else:
-        total = None
+        total = (weight if counts is None else weight * counts).sum()
     if reduction == "none":
         return values
     if reduction == "sum":
         return values.sum()
-    if not values.numel() or (sample_weight is None and total is not None and _readable(total) and not bool(total)):
+    if (not isinstance(total, Tensor) or readable(total)) and not total > 0:
         raise ValueError(
-            'reduction="mean" needs at least one data point that counts; got none. Skip the empty batch, or use "sum".'
+            'reduction="mean" needs at least one data point that counts, with a positive weight; got none. '
+            'Skip the empty batch, or use "sum".'
         )
-    return values.mean() if total is None else values.sum() / total
+    return values.sum() / total
 
 
 def _wide(t: Tensor) -> Tensor:
     """Half precision is reduced in float32."""
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
-
-
-def _readable(t: Tensor) -> bool:
-    """Whether values may steer Python here: not inside torch.compile or a torch.func transform."""
-    return not torch.compiler.is_compiling() and not torch._C._functorch.is_functorch_wrapped_tensor(t)
-
-
-def _check_alpha(alpha: float) -> float:
-    if isinstance(alpha, Tensor) and alpha.numel() == 1:
-        alpha = alpha.item()
-    try:
-        finite = math.isfinite(alpha)
-    except TypeError:
-        raise TypeError(f"`alpha` must be a finite number; got {type(alpha).__name__}.") from None
-    if not finite:
-        raise ValueError(f"`alpha` must be a finite number; got {alpha}.")
-    return float(alpha)
-
-
-def _check_floating(name: str, t: Tensor) -> None:
-    if not isinstance(t, Tensor):
-        raise TypeError(f"`{name}` must be a torch tensor; got {type(t).__name__}.")
-    if not t.is_floating_point():
-        raise TypeError(f"`{name}` must be real floating-point numbers; got {t.dtype}.")
-
-
-def _check_real(name: str, t: Tensor) -> None:
-    if not isinstance(t, Tensor) or t.is_complex():
-        raise TypeError(f"`{name}` must be a tensor of real numbers; got {getattr(t, 'dtype', type(t).__name__)}.")
-
-
-def _check_passes(name: str, t: Tensor) -> None:
-    if t.shape[0] == 0:
-        raise ValueError(f"`{name}` must hold at least one pass (K >= 1); got shape {tuple(t.shape)}.")
-
-
-def _check_outputs(outputs: Tensor, *, least: int) -> None:
-    _check_floating("outputs", outputs)
-    if outputs.ndim < least:
-        want = "(K, N, C)" if least == 3 else "(K, N, ...)"
-        raise ValueError(
-            f"`outputs` must have shape {want} with the K passes first; got {tuple(outputs.shape)}. "
-            "Use bbalpha.sample(model, x, n_passes=K), or outputs[None] for a single pass."
-        )
-    _check_passes("outputs", outputs)
-
-
-def _check_same_shape(outputs: Tensor, target: Tensor) -> None:
-    if not isinstance(target, Tensor) or target.shape != outputs.shape[1:]:
-        got = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
-        raise ValueError(
-            f"`target` must have the shape of one pass, {tuple(outputs.shape[1:])}, "
-            f"for `outputs` {tuple(outputs.shape)}; got {got}. It is never broadcast: reshape it."
-        )
-
-
-def _check_precision(precision: float | Tensor, outputs: Tensor) -> Tensor:
-    if isinstance(precision, Tensor):
-        _check_floating("precision", precision)
-        tau = precision.to(torch.promote_types(precision.dtype, outputs.dtype))
-    elif isinstance(precision, (int, float)):
-        tau = outputs.new_tensor(precision)
-    else:
-        raise TypeError(f"`precision` must be a positive number or tensor; got {type(precision).__name__}.")
-    try:
-        fits = torch.broadcast_shapes(tau.shape, outputs.shape) == outputs.shape
-    except RuntimeError:
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"`precision` must broadcast to the shape of `outputs`, {tuple(outputs.shape)}; got {tuple(tau.shape)}."
-        )
-    if _readable(tau) and not bool((tau > 0).all() & tau.isfinite().all()):
-        raise ValueError(f"`precision` must be positive and finite; got {_first_bad(tau)}.")
-    return tau
-
-
-def _first_bad(tau: Tensor) -> float:
-    return float(tau[~((tau > 0) & tau.isfinite())].flatten()[0])
-
-
-def _check_weight(weight: Tensor, values: Tensor) -> Tensor:
-    weight = torch.as_tensor(weight, dtype=values.dtype, device=values.device)
-    if weight.shape != values.shape[:1]:
-        raise ValueError(
-            f"`sample_weight` must have one weight per data point, ({values.shape[0]},); got {tuple(weight.shape)}."
-        )
-    if _readable(weight) and not bool((weight >= 0).all() & weight.isfinite().all()):
-        raise ValueError("`sample_weight` must be finite and not negative; got a value that is not.")
-    return weight.reshape(-1, *[1] * (values.ndim - 1))

@@ -1,0 +1,107 @@
+"""Checks at the public boundary: each wrong argument gets one sentence with what was wrong, received and the fix.
+
+check_alpha(float("nan"))        # ValueError: `alpha` must be a finite number; got nan.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def readable(t: Tensor) -> bool:
+    """Whether values may steer Python here: not inside torch.compile or a torch.func transform."""
+    return not torch.compiler.is_compiling() and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+
+
+def check_alpha(alpha: float) -> float:
+    """`alpha` as a float, if it is a finite number."""
+    if isinstance(alpha, Tensor) and alpha.numel() == 1:
+        alpha = alpha.item()
+    try:
+        finite = math.isfinite(alpha)
+    except TypeError:
+        raise TypeError(f"`alpha` must be a finite number; got {type(alpha).__name__}.") from None
+    if not finite:
+        raise ValueError(f"`alpha` must be a finite number; got {alpha}.")
+    return float(alpha)
+
+
+def check_floating(name: str, t: Tensor) -> None:
+    """Refuse what is no tensor of real floating-point numbers."""
+    if not isinstance(t, Tensor):
+        raise TypeError(f"`{name}` must be a torch tensor; got {type(t).__name__}.")
+    if not t.is_floating_point():
+        raise TypeError(f"`{name}` must be real floating-point numbers; got {t.dtype}.")
+
+
+def check_real(name: str, t: Tensor) -> None:
+    """Refuse what is no tensor of real numbers."""
+    if not isinstance(t, Tensor) or t.is_complex():
+        raise TypeError(f"`{name}` must be a tensor of real numbers; got {getattr(t, 'dtype', type(t).__name__)}.")
+
+
+def check_passes(name: str, t: Tensor) -> None:
+    """Refuse a first axis of no passes."""
+    if t.shape[0] == 0:
+        raise ValueError(f"`{name}` must hold at least one pass (K >= 1); got shape {tuple(t.shape)}.")
+
+
+def check_outputs(outputs: Tensor, *, least: int) -> None:
+    """Refuse outputs that are not (K, N, ...) with at least so many axes."""
+    check_floating("outputs", outputs)
+    if outputs.ndim < least:
+        want = "(K, N, C)" if least == 3 else "(K, N, ...)"
+        raise ValueError(
+            f"`outputs` must have shape {want} with the K passes first; got {tuple(outputs.shape)}. "
+            "Use bbalpha.sample(model, x, n_passes=K), or outputs[None] for a single pass."
+        )
+    check_passes("outputs", outputs)
+
+
+def check_same_shape(outputs: Tensor, target: Tensor) -> None:
+    """Refuse a target that is not of the shape of one pass."""
+    if not isinstance(target, Tensor) or target.shape != outputs.shape[1:]:
+        got = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
+        raise ValueError(
+            f"`target` must have the shape of one pass, {tuple(outputs.shape[1:])}, "
+            f"for `outputs` {tuple(outputs.shape)}; got {got}. It is never broadcast: reshape it."
+        )
+
+
+def check_precision(precision: float | Tensor, outputs: Tensor) -> Tensor:
+    """The precision as a tensor that broadcasts to `outputs`, if it is positive."""
+    if isinstance(precision, Tensor):
+        check_floating("precision", precision)
+        tau = precision.to(torch.promote_types(precision.dtype, outputs.dtype))
+    elif isinstance(precision, (int, float)):
+        tau = outputs.new_tensor(precision)
+    else:
+        raise TypeError(f"`precision` must be a positive number or tensor; got {type(precision).__name__}.")
+    try:
+        fits = torch.broadcast_shapes(tau.shape, outputs.shape) == outputs.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"`precision` must broadcast to the shape of `outputs`, {tuple(outputs.shape)}; got {tuple(tau.shape)}."
+        )
+    if readable(tau) and not bool((tau > 0).all() & tau.isfinite().all()):
+        raise ValueError(f"`precision` must be positive and finite; got {_first_bad(tau)}.")
+    return tau
+
+
+def _first_bad(tau: Tensor) -> float:
+    return float(tau[~((tau > 0) & tau.isfinite())].flatten()[0])
+
+
+def check_weight(weight: Tensor, values: Tensor) -> Tensor:
+    """The weights (N,) with the axes of `values`, if there is one for each data point."""
+    weight = torch.as_tensor(weight, dtype=values.dtype, device=values.device)
+    if weight.shape != values.shape[:1]:
+        raise ValueError(
+            f"`sample_weight` must have one weight per data point, ({values.shape[0]},); got {tuple(weight.shape)}."
+        )
+    if readable(weight) and not bool((weight >= 0).all() & weight.isfinite().all()):
+        raise ValueError("`sample_weight` must be finite and not negative; got a value that is not.")
+    return weight.reshape(-1, *[1] * (values.ndim - 1))
