@@ -78,6 +78,11 @@ class NoEffect(nn.Module):
         return self.head(x)
 
 
+class Zeros(zoo.Functional):
+    def forward(self, x):
+        return 0 * super().forward(x)
+
+
 class Recomputed(zoo.Functional):
     def forward(self, x):
         return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
@@ -93,7 +98,8 @@ class Recomputed(zoo.Functional):
         (zoo.traced_by_jit()[0], "the model is traced or scripted"),
         (zoo.Gamma(), "draws from a global generator"),
         (Unused(), "spare (Dropout) was not called"),
-        (NoEffect(), "does not depend"),
+        (NoEffect(), "without effect on the output"),
+        (Zeros(), "gave the same"),
         (Recomputed(), "recomputed"),
         (nn.Linear(4, 3), "add_dropout"),
     ],

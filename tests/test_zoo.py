@@ -348,6 +348,29 @@ def test_no_active_randomness_is_an_error_that_names_the_cure(mode):
         assert all(m.training == mode for m in model.modules()), name
 
 
+class NoEffect(zoo.Functional):
+    """The dropout is on a branch that nobody returns."""
+
+    def forward(self, x):
+        F.dropout(self.a(x), self.p)
+        return self.b(self.a(x))
+
+
+def test_dropout_that_reaches_no_output_is_an_error_and_one_behind_zeros_is_not():
+    x = torch.randn(5, 4)
+    for frozen in (False, True):
+        with pytest.raises(ValueError, match="without effect on the output"):
+            bbalpha.sample(NoEffect().requires_grad_(not frozen), x, 3)
+    model = zoo.Functional()
+    nn.init.zeros_(model.b.weight)  # as residual branches begin: equal at first, and it can learn
+    outputs = bbalpha.sample(model, x, 3)
+    assert torch.equal(outputs[0], outputs[1])
+    outputs.sum().backward()
+    assert model.b.weight.grad.abs().sum() > 0
+    rare = nn.Sequential(nn.Linear(4, 3), nn.Dropout(1e-6))
+    assert bbalpha.sample(rare, x, 3).shape == (3, 5, 3)
+
+
 def test_dropout_switched_off_after_the_first_call_is_seen():
     model = zoo.Functional()
     bbalpha.sample(model, torch.randn(5, 4), 3)

@@ -108,7 +108,7 @@ def audit(model: nn.Module, x: Any, *, n_passes: int = 8, batch_dim: int = 0) ->
         differed = any(not torch.equal(t[0], t[k]) for t in tensors for k in range(1, n_passes))
         strategy, reasons = plan.strategy, plan.reasons
         if not differed and inputs.rows:
-            warnings.append(f"{n_passes} passes gave the same: the output does not depend on what is dropped.")
+            warnings.append(f"{n_passes} passes gave the same: what is dropped does not reach the output as it stands.")
     sites = Counter(seen.sites)
     return Audit(
         tuple(sites), tuple(sites.values()), seen.hidden, differed, strategy, reasons, seen.prefix, seen.keep,

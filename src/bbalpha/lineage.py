@@ -6,7 +6,7 @@ is l^2 / (2 p) ||M||^2).
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -99,6 +99,28 @@ class Lineage(Interception):
         """The parameter that `t` is, or is a view of; "" if none."""
         known: str = self.names.get(id(t)) or self.names.get(id(t._base), "")
         return known if t.ndim > 1 else ""
+
+
+class Probe(Interception):
+    """An interception of one pass that multiplies whatever is drawn by `one`: autograd tells what it reaches."""
+
+    def __init__(self, passes: Passes, rows: int, *, batch_dim: int) -> None:
+        super().__init__(passes, rows, batch_dim=batch_dim)
+        self.one = torch.ones((), device=passes.device, requires_grad=True)
+
+    def dropped(self, x: Tensor, rate: float, *, channels: bool = False) -> Tensor:
+        """`x` with dropout."""
+        return super().dropped(x, rate, channels=channels) * self.one
+
+    def filled(self, like: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor], *, exact: bool = True) -> Tensor:
+        """Random numbers of the shape of `like`."""
+        values = super().filled(like, fill, exact=exact)
+        return values * self.one if values.is_floating_point() else values
+
+    def dropped_weights(self, x: Tensor, weight: Tensor, rate: float) -> tuple[Tensor, int]:
+        """`weight` with dropout."""
+        weights, axis = super().dropped_weights(x, weight, rate)
+        return weights * self.one, axis
 
 
 def _kept(t: Tensor) -> float:

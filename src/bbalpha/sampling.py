@@ -135,7 +135,9 @@ def _make_plan(model: nn.Module, inputs: Inputs, strategy: Strategy, shared: boo
     plain = Plan("loop", False, hidden, moves, recomputes=seen.recomputes, only=only)
     if inputs.rows == 0:
         return plain
-    if not seen.certain and not _differs(model, few, plain):
+    if not _differs(model, few, plain, 4 if seen.certain else 64) and not (
+        seen.certain and sites.depends(model, few, only)
+    ):
         raise ValueError(no_randomness(model, seen))
     if shared and (hidden or not _rows_agree(model, few, plain)):
         if strategy not in ("auto", "loop"):
@@ -171,14 +173,14 @@ def _look(model: nn.Module, inputs: Inputs) -> tuple[Inputs, sites.Trace]:
     return inputs.first(inputs.rows), sites.trace(model, inputs)
 
 
-def _differs(model: nn.Module, few: Inputs, plan: Plan) -> bool:
-    """Whether one of many passes differs from the first."""
+def _differs(model: nn.Module, few: Inputs, plan: Plan, count: int) -> bool:
+    """Whether one of `count` passes differs from the first."""
     with torch.no_grad(), sites.borrowed_buffers(list(model.modules())):
         run = _Run(model, few, plan, 0, False)
         one = tree_flatten(run(0, 1))[0]
         return any(
             not torch.equal(a, b)
-            for k in range(1, 64)
+            for k in range(1, count)
             for a, b in zip(one, tree_flatten(run(k, 1))[0], strict=True)
             if isinstance(a, Tensor)
         )
@@ -236,8 +238,9 @@ def _check_structure(model: nn.Module, few: Inputs, seen: sites.Trace) -> None:
 
 def no_randomness(model: nn.Module, seen: sites.Trace) -> str:
     """The error for a model whose passes would all be the same."""
-    off = [f"{s.name or 'the model'} ({s.kind}, rate {s.rate})" for s in seen.sites]
-    found = f"found, but off: {', '.join(off[:5])}" if off else "no dropout of any kind was met"
+    met = [f"{s.name or 'the model'} ({s.kind}, rate {s.rate})" for s in seen.sites]
+    state = "without effect on the output" if seen.fired else "off"
+    found = f"found, but {state}: {', '.join(met[:5])}" if met else "no dropout of any kind was met"
     return (
         f"`model` must have at least one active random site; {type(model).__name__} has none ({found}), so all "
         "passes would be equal. Put dropout in with bbalpha.add_dropout(model, p=0.1)."

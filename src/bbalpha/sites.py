@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bbalpha.inputs import Inputs as Inputs  # also a name of this module
-from bbalpha.lineage import Lineage
+from bbalpha.lineage import Lineage, Probe
 from bbalpha.masks import Passes
 
 # torch's own modules whose randomness, or whose way around it (the fast path), hangs on `training`
@@ -331,6 +331,28 @@ def trace(model: nn.Module, inputs: Inputs, *, switch: bool = True, only: Collec
         any(recomputes),
         output,
     )
+
+
+def depends(model: nn.Module, inputs: Inputs, only: Collection[str] | None) -> bool:
+    """Whether the output depends on what is drawn, as autograd sees it: weights of 0 behind a dropout count.
+
+    True as well where autograd cannot tell.
+    """
+    probe = Probe(Passes(0, 0, 1, device=inputs.device), inputs.rows, batch_dim=inputs.batch_dim)
+    try:
+        with ExitStack() as contexts:
+            modes = (borrowed_buffers(list(model.modules())), switched_on(model, only), forked_generators(), eager())
+            for context in (*modes, torch.enable_grad(), probe):
+                contexts.enter_context(context)
+            output = inputs.fresh().call(model)
+        numbers = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
+        leaves = [t for t in numbers if t.requires_grad]
+        if not leaves:
+            return torch.is_inference_mode_enabled() or not numbers
+        (grad,) = torch.autograd.grad(leaves, probe.one, [torch.ones_like(t) for t in leaves], allow_unused=True)
+    except RuntimeError:  # in-place code that cannot be differentiated
+        return True
+    return grad is not None
 
 
 def _called_from(file: str) -> bool:
