@@ -1,6 +1,7 @@
 """Models as people write them: every promise of `sample`, on every case of the zoo."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -371,6 +372,14 @@ def test_dropout_that_reaches_no_output_is_an_error_and_one_behind_zeros_is_not(
     assert bbalpha.sample(rare, x, 3).shape == (3, 5, 3)
 
 
+def test_dropout_that_jit_traced_away_is_an_error():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model = torch.jit.trace(zoo.mlp()[0].eval(), torch.randn(5, 4))
+    with pytest.raises(ValueError, match="add_dropout"):
+        bbalpha.sample(model, torch.randn(5, 4), 3)
+
+
 def test_dropout_switched_off_after_the_first_call_is_seen():
     model = zoo.Functional()
     bbalpha.sample(model, torch.randn(5, 4), 3)
@@ -618,15 +627,14 @@ def test_random_architectures_agree_with_the_naive_loop(tree, n):
             m.eval()
     with torch.no_grad():
         expected = torch.stack([_one_pass(naive, x, k, n) for k in range(4)])
-        assert_same(bbalpha.sample(model, x, 4, seed=n, strategy="loop"), expected)
-        for strategy in ("auto", "vmap", "repeat"):
+        for strategy in ("auto", ("loop", "vmap", "repeat")[n % 3]):
             outputs = sample_or_refuse(model, x, 4, seed=n, strategy=strategy)
-            assert outputs is not None or strategy != "auto"
+            assert outputs is not None or strategy in ("vmap", "repeat")
             if outputs is not None:
                 assert_same(outputs, expected, 1e-4)
-        ours = bbalpha.sample(model, x, 100, seed=0).flatten(1)
-        plain = torch.stack([naive(x.clone()) for _ in range(30)]).flatten(1)
-    error = (ours.var(0) / 100 + plain.var(0) / 30).sqrt()
+        ours = bbalpha.sample(model, x, 60, seed=0).flatten(1)
+        plain = torch.stack([naive(x.clone()) for _ in range(20)]).flatten(1)
+    error = (ours.var(0) / 60 + plain.var(0) / 20).sqrt()
     assert ((ours.mean(0) - plain.mean(0)).abs() <= 6 * error + 1e-5).all()
 
 
