@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bbalpha
-from bbalpha import batches
+from bbalpha import batches, prediction
 
 net = lambda C=3: nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, C))  # noqa: E731
 
@@ -89,6 +89,13 @@ def test_precision_may_be_one_a_output_or_one_a_row():
     assert torch.allclose(each.aleatoric_std, torch.tensor([1.0, 0.5]).expand(9, 2))
     rows = bbalpha.predict_regression(model, x, precision=torch.arange(1.0, 10.0)[:, None], batch_size=2)
     assert torch.allclose(rows.aleatoric_std[:, 0], torch.arange(1.0, 10.0).rsqrt())
+
+
+def test_a_learned_precision_leaves_no_graph_behind():
+    objective = bbalpha.GaussianNLL()
+    p = bbalpha.predict_regression(net(1), torch.randn(3, 4), n_passes=5, precision=objective.precision)
+    assert not p.std.requires_grad
+    assert not p.log_prob(torch.zeros(3, 1)).requires_grad
 
 
 @pytest.mark.parametrize("shape", [(6,), (6, 1)])
@@ -172,14 +179,16 @@ def test_per_example_masks_differ_between_batches_and_repeat_with_the_seed():
     assert len({tuple(row.flatten().tolist()) for row in a.unbind(1)}) == 6
 
 
-def test_memory_is_bounded_by_the_budget(monkeypatch):
-    seen = []
-    model = net()
-    model[0].register_forward_hook(lambda m, a, out: seen.append(out.numel()))
-    monkeypatch.setattr(batches, "_BUDGET", 2000)
-    for size in (None, 40):
-        bbalpha.predict_classification(model, torch.randn(200, 4), n_passes=50, batch_size=size)
-    assert max(seen) <= 2000
+def test_groups_of_passes_are_reduced_as_one(monkeypatch):
+    monkeypatch.setattr(batches, "_BUDGET", 16 * 5)  # 5 passes of one row at a time
+    monkeypatch.setattr(prediction, "_BLOCK", 8)  # 2 of these
+    model, x = net(), torch.randn(3, 4)
+    options = {"n_passes": 12, "masks": "shared", "seed": 0}
+    probs = bbalpha.predict_regression(model, x, **options).outputs.softmax(-1)
+    p = bbalpha.predict_classification(model, x, **options)
+    assert torch.allclose(p.probs, probs.mean(0), atol=1e-6)
+    assert torch.allclose(p.expected_entropy, -(probs * probs.log()).sum(-1).mean(0), atol=1e-6)
+    assert torch.allclose(p.votes, nn.functional.one_hot(probs.argmax(-1), 3).float().mean(0))
 
 
 def test_streams_give_what_the_tensor_gives():

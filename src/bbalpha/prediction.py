@@ -113,9 +113,9 @@ def predict_regression(
     collected = collect(model, x, passes, reduce, row_axis=1)
     if isinstance(precision, str):
         return RegressionPrediction(collected[0], collected[1].exp())
-    if precision is not None and not isinstance(precision, Tensor):
-        precision = torch.as_tensor(precision, dtype=collected[0].dtype, device=collected[0].device)
-    return RegressionPrediction(collected[0], precision)
+    if isinstance(precision, Tensor):
+        return RegressionPrediction(collected[0], precision.detach().to(collected[0].device))
+    return RegressionPrediction(collected[0], None if precision is None else collected[0].new_tensor(precision))
 
 
 # ------------------------------------------------------------------------------ helpers

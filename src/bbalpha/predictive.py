@@ -32,6 +32,11 @@ class ClassificationPrediction:
         votes: Share of the passes whose likeliest class this is (N, C, ...).
         n_passes: K.
         class_axis: The axis of `log_probs` and `votes` that holds the classes.
+
+    >>> probs = torch.tensor([[[0.9, 0.1]], [[0.1, 0.9]]])             # two passes that contradict each other
+    >>> p = ClassificationPrediction(probs.mean(0).log(), torch.tensor([0.3251]), torch.tensor([[0.5, 0.5]]), 2)
+    >>> p.entropy, p.mutual_information
+    (tensor([0.6931]), tensor([0.3680]))
     """
 
     log_probs: Tensor
@@ -94,6 +99,12 @@ class RegressionPrediction:
     Attributes:
         outputs: The means of the passes (K, N, ...).
         precision: tau, broadcasting to `outputs`; None if the noise is not known.
+
+    >>> p = RegressionPrediction(torch.tensor([[-1.0], [1.0]]), torch.tensor(100.0))   # two passes, one row
+    >>> p.mean, p.epistemic_std, p.aleatoric_std
+    (tensor([0.]), tensor([1.]), tensor([0.1000]))
+    >>> p.quantile(0.25)                                               # of a mixture with two peaks
+    tensor([-1.])
     """
 
     outputs: Tensor
