@@ -57,6 +57,23 @@ def test_probabilities_that_underflow_keep_their_logarithm():
     assert (p.mutual_information >= 0).all()
 
 
+def test_classes_that_are_masked_out_have_probability_0():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x):
+            return self.net(x).masked_fill(torch.tensor([False, True, False]), -math.inf)
+
+    p = bbalpha.predict_classification(Masked(), torch.randn(5, 4), n_passes=7)
+    assert (p.probs[:, 1] == 0).all()
+    assert torch.allclose(p.probs.sum(-1), torch.ones(5), atol=1e-6)
+    assert p.entropy.isfinite().all()
+    assert p.mutual_information.isfinite().all()
+    assert not p.prediction_set(0.999)[:, 1].any()
+
+
 def test_temperature_divides_the_logits_of_every_pass():
     model, x = net(), torch.randn(5, 4)
     p = bbalpha.predict_classification(model, x, n_passes=10, seed=0, temperature=2.0)
