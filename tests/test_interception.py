@@ -149,6 +149,17 @@ def test_gradients_past_a_query_that_sees_nothing_are_finite():
     assert q.grad.isfinite().all()
 
 
+def test_attention_weights_have_their_rows_first_whatever_the_input_has():
+    q = torch.randn(1, N, 5, 4).expand(N, N, 5, 4)  # as many heads as rows
+
+    def attend(q):
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+
+    out = single(attend, q, shared=True, batch_dim=1)
+    torch.testing.assert_close(out, out[:1].expand_as(out))
+    assert not torch.equal(out[:, 0], out[:, 1])
+
+
 @pytest.mark.parametrize("p", [0.0, 1.0])
 def test_rates_0_and_1_are_not_random(p):
     seen = []

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import zoo
@@ -25,8 +26,24 @@ class Own(nn.Module):
     pass
 
 
+class OwnLinear(nn.Linear):
+    pass
+
+
 class OwnBatchNorm(nn.BatchNorm1d):
     pass
+
+
+class OwnStatistics(nn.Module):
+    """Batch norm by hand, with running statistics in buffers of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("var", torch.ones(4))
+
+    def forward(self, x):
+        return F.batch_norm(x, self.mean, self.var, training=self.training)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +57,7 @@ class OwnBatchNorm(nn.BatchNorm1d):
         (nn.TransformerEncoderLayer(2, 1), True),
         (Own(), True),
         (nn.utils.parametrizations.weight_norm(nn.LSTM(2, 2), "weight_hh_l0"), True),
+        (nn.utils.parametrizations.weight_norm(OwnLinear(2, 2)), True),
         (nn.Linear(2, 2), False),
         (nn.Sequential(), False),
         (nn.BatchNorm1d(2), False),
@@ -76,6 +94,19 @@ def test_stochastic_takes_the_fast_path_off():
         assert torch.equal(net(x), net(x))
         with stochastic(net):
             assert not torch.equal(net(x), net(x))
+
+
+@pytest.mark.parametrize("layer", [OwnStatistics(), nn.utils.spectral_norm(OwnLinear(4, 4))])
+def test_statistics_follow_the_callers_mode_in_layers_that_are_switched_on(layer):
+    x = torch.randn(6, 4) + 3
+    assert may_be_random(layer)
+    layer.eval()
+    expected, before = layer(x), [b.clone() for b in layer.buffers()]
+    with stochastic(layer):
+        torch.testing.assert_close(layer(x), expected)
+    assert all(torch.equal(a, b) for a, b in zip(before, layer.buffers(), strict=True))
+    with stochastic(layer.train()):
+        assert not torch.equal(layer(x), expected)
 
 
 def test_buffers_of_quiet_modules_come_back_and_others_move():

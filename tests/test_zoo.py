@@ -222,6 +222,16 @@ def test_spectral_norm_moves_once_in_training_mode(wrap, strategy):
         torch.testing.assert_close(buffer, other, msg=name)
 
 
+@pytest.mark.parametrize("wrap", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_chunks_are_recomputed_from_the_buffers_the_forward_saw(wrap):
+    model = nn.Sequential(wrap(nn.Linear(4, 8)), nn.Dropout(0.5), nn.Linear(8, 3)).train()
+    x, twin = torch.randn(5, 4), copy.deepcopy(model)
+    bbalpha.sample(model, x, 6, seed=0).square().sum().backward()
+    bbalpha.sample(twin, x, 6, seed=0, chunk_size=2).square().sum().backward()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
 class OwnLinear(nn.Linear):
     """A layer of the user's own: sampling cannot know that it is not random, and switches it on."""
 
@@ -378,6 +388,15 @@ def test_dropout_that_jit_traced_away_is_an_error():
         model = torch.jit.trace(zoo.mlp()[0].eval(), torch.randn(5, 4))
     with pytest.raises(ValueError, match="add_dropout"):
         bbalpha.sample(model, torch.randn(5, 4), 3)
+
+
+def test_a_rate_that_is_raised_after_the_first_call_is_used():
+    path = zoo.DropPath(0.0)
+    model, x = nn.Sequential(nn.Linear(4, 8), path, nn.Dropout(0.1)).eval(), torch.randn(50, 4)
+    bbalpha.sample(model, x, 3)
+    path.p = 0.5
+    dropped = (bbalpha.sample(model, x, 10) == 0).all(-1).float().mean()
+    assert 0.4 < dropped < 0.6
 
 
 def test_dropout_switched_off_after_the_first_call_is_seen():
