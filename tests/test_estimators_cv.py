@@ -42,7 +42,8 @@ def rows(n=90, seed=0):
 
 def test_the_score_is_that_of_separate_fits_on_the_folds():
     X, y = rows()
-    folds = KFold(3, shuffle=True, random_state=1)
+    y[60:] *= 5  # folds differ: one taken for another is noticed
+    folds = KFold(3)
     model = BBAlphaRegressorCV(alphas=(0.0, 1.0), dropouts=(0.1,), cv=folds, epochs=10, n_predict_passes=500)
     model.set_params(random_state=0).fit(X, y)
     assert list(model.cv_results_["param_alpha"]) == [0.0, 1.0]
@@ -52,7 +53,7 @@ def test_the_score_is_that_of_separate_fits_on_the_folds():
             single.set_params(length_scale=model.length_scales[0])
             single.fit(X[train], y[train])
             score = single.log_prob(X[test], y[test]).mean()
-            assert model.cv_results_[f"split{i}_test_score"][c] == pytest.approx(score, abs=0.25)
+            assert model.cv_results_[f"split{i}_test_score"][c] == pytest.approx(score, rel=0.1)
 
 
 def test_the_best_candidate_is_fitted_on_all_rows():

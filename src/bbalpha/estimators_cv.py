@@ -81,14 +81,14 @@ class _Search(BaseEstimator):
         folds = self._folds(X, y, likelihood)
         n_rows = max(len(train) for train, _ in folds)
         batch_size = default_batch_size(n_rows) if self.batch_size is None else self.batch_size
+        # candidates of a fold side by side: those of one rate share their masks
+        work = [
+            (self._member(train, self.seed_ + i, c), test) for i, (train, test) in enumerate(folds) for c in candidates
+        ]
         population = fit_population(
             X,
             y,
-            [
-                self._member(train, self.seed_ + i, candidate)
-                for candidate in candidates
-                for i, (train, _) in enumerate(folds)
-            ],
+            [member for member, _ in work],
             epochs=default_epochs(n_rows, batch_size) if self.epochs is None else self.epochs,
             hidden_layer_sizes=self.hidden_layer_sizes,
             likelihood=likelihood,
@@ -97,14 +97,13 @@ class _Search(BaseEstimator):
             patience=self.patience,
             sample_weight=weight,
         )
-        held = [test for _ in candidates for _, test in folds]
+        held = [test for _, test in work]
         values = population.log_likelihood(X, y, held, n_passes=self.n_predict_passes)
-        scores = np.array(
-            [
-                np.average(v.double().numpy(), weights=None if weight is None else weight[test] + 1e-300)
-                for v, test in zip(values, held, strict=True)
-            ]
-        ).reshape(len(candidates), len(folds))
+        means = [
+            np.average(v.double().numpy(), weights=None if weight is None else weight[test] + 1e-300)
+            for v, test in zip(values, held, strict=True)
+        ]
+        scores = np.reshape(means, (len(folds), len(candidates))).T
         self.cv_results_ = _results(candidates, scores)
         best = candidates[int(scores.mean(1).argmax())]
         self.best_score_ = float(scores.mean(1).max())

@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bbalpha.feed import order, step_seed
-from bbalpha.masks import Passes, pass_seed
+from bbalpha.masks import draw_noise, pass_seed
 from bbalpha.networks import mlp
 from bbalpha.training import cosine
 
 Likelihood = Literal["gaussian", "categorical"]
-_BLOCK = 2**19  # activations worked on together: 2 MiB
+_BLOCK = 2**20  # activations worked on together: 4 MiB
 _threshold = torch.ops.aten.threshold_backward  # (x, noise, t): x where noise > t, else 0
 
 
@@ -217,12 +217,13 @@ class _Stack:
         Of a member's rows the first `counts` are real.
         """
         M, B, _ = x.shape
-        generators = [[torch.Generator().manual_seed(pass_seed(s, k)) for k in range(n_passes)] for s in seeds]
         layers, _ = self.layers(flat)
+        by_layer = [rates[part] for rates in self.rates()]
+        draws = _Draws.of(list(zip(seeds, counts, *by_layer, strict=True)), n_passes, B)
         h = x.unsqueeze(1)  # (M, 1 or K, B, in): what all passes share is computed once
-        for i, ((weight, bias), rates) in enumerate(zip(layers, self.rates(), strict=True)):
-            if any(rates[part]):
-                noise, scale = _noise(generators, rates[part], counts, B, h.shape[-1])
+        for i, (weight, bias) in enumerate(layers):
+            if any(by_layer[i]):
+                noise, scale = draws.noise(i, h.shape[-1])
                 h = _drop(h, noise, relu=i > 0)
                 weight = weight * scale[:, None, None]
             elif i:
@@ -274,42 +275,52 @@ class _Stack:
         return [torch.cat(part) if part else torch.empty(0) for part in parts]
 
 
-def _noise(
-    generators: list[list[torch.Generator]], rates: Sequence[float], counts: Sequence[int], B: int, width: int
-) -> tuple[Tensor, Tensor]:
-    """What is positive where a unit is kept (M, K, B, width), and the scale of what is kept (M,).
+@dataclass(frozen=True)
+class _Draws:
+    """The generators of members; those that would draw the same masks (seed, rows and rates agree) share one.
 
-    Members of one rate and one number of rows draw together; each pass of a member from its own generator.
+    Attributes:
+        keys: The distinct (seed, rows, rate of each layer).
+        owner: Which of the keys each member has.
+        generators: K of them for each key.
+        B: Rows of a batch.
     """
-    groups: dict[tuple[float, int], list[int]] = {}
-    for m, key in enumerate(zip(rates, counts, strict=True)):
-        groups.setdefault(key, []).append(m)
-    K = len(generators[0])
-    scale = torch.ones(len(generators))
-    noise = None if len(groups) == 1 else torch.ones(len(generators), K, B, width)
-    for (rate, count), chosen in groups.items():
-        if rate == 0 or count == 0:
-            continue
-        drawn = _Together([g for m in chosen for g in generators[m]]).noise((count, width), rate)
-        scale[chosen] = drawn.scale
-        kept = drawn.values.view(len(chosen), K, count, width).float().sub_(drawn.threshold)
-        if noise is None and count == B:
-            return kept, scale
-        noise = torch.ones(len(generators), K, B, width) if noise is None else noise
-        if count == B:
-            noise[chosen] = kept
-        else:
-            for m, part in zip(chosen, kept, strict=True):
-                noise[m, :, :count] = part
-    return torch.ones(len(generators), K, B, width) if noise is None else noise, scale
 
+    keys: list[tuple[Any, ...]]
+    owner: list[int]
+    generators: list[list[torch.Generator]]
+    B: int
 
-class _Together(Passes):
-    """The passes of several members, one member after the other."""
+    @classmethod
+    def of(cls, members: list[tuple[Any, ...]], n_passes: int, B: int) -> "_Draws":
+        index = {key: i for i, key in enumerate(dict.fromkeys(members))}
+        generators = [[torch.Generator().manual_seed(pass_seed(key[0], k)) for k in range(n_passes)] for key in index]
+        return cls(list(index), [index[m] for m in members], generators, B)
 
-    def __init__(self, generators: list[torch.Generator]) -> None:
-        super().__init__(0, 0, 0)
-        self.count, self.generators = len(generators), generators
+    def noise(self, layer: int, width: int) -> tuple[Tensor, Tensor]:
+        """What is positive where a unit is kept (M, K, B, width), and the scale of what is kept (M,)."""
+        groups: dict[tuple[float, int], list[int]] = {}  # one rate and one number of rows are drawn together
+        for u, key in enumerate(self.keys):
+            groups.setdefault((key[2 + layer], key[1]), []).append(u)
+        K = len(self.generators[0])
+        scale = torch.ones(len(self.keys))
+        noise: Tensor | None = None
+        for (rate, count), chosen in groups.items():
+            if rate == 0 or count == 0:
+                continue
+            (drawn,) = draw_noise([g for u in chosen for g in self.generators[u]], [((count, width), rate)])
+            scale[chosen] = drawn.scale
+            kept = drawn.values.view(len(chosen), K, count, width).float().sub_(drawn.threshold or 0)
+            if len(groups) == 1 and count == self.B:
+                noise = kept
+                break
+            noise = torch.ones(len(self.keys), K, self.B, width) if noise is None else noise
+            for u, part in zip(chosen, kept, strict=True):
+                noise[u, :, :count] = part
+        noise = torch.ones(len(self.keys), K, self.B, width) if noise is None else noise
+        if len(self.keys) == len(self.owner):
+            return noise, scale
+        return noise[self.owner], scale[self.owner]
 
 
 def _drop(x: Tensor, noise: Tensor, *, relu: bool) -> Tensor:
@@ -323,9 +334,7 @@ class _Drop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, noise: Tensor, relu: bool) -> Tensor:
         ctx.shape = x.shape
-        out: Tensor = _threshold(x.expand_as(noise), noise, 0)
-        if relu:
-            out.relu_()
+        out: Tensor = _threshold((x.relu() if relu else x).expand_as(noise), noise, 0)
         ctx.save_for_backward(out if relu else noise)
         return out
 
