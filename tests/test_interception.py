@@ -37,6 +37,7 @@ def vmapped(call, x, **options):
 
 CALLS = {
     "F.dropout": lambda x: F.dropout(x, 0.3),
+    "F.dropout at a rate that is a tensor": lambda x: F.dropout(x, torch.tensor(0.3)),
     "torch.dropout": lambda x: torch.dropout(x, 0.3, True),
     "F.dropout of its mean": lambda x: F.dropout(x * 1.0 + x.mean(0), 0.25),
     "F.dropout1d": lambda x: F.dropout1d(x.unsqueeze(-1).expand(-1, -1, 3), 0.3),

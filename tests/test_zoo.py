@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -382,6 +383,19 @@ def test_dropout_that_reaches_no_output_is_an_error_and_one_behind_zeros_is_not(
     assert bbalpha.sample(rare, x, 3).shape == (3, 5, 3)
 
 
+def test_outputs_that_cannot_be_stacked_are_an_error():
+    @dataclass
+    class Output:
+        logits: Tensor
+
+    class Net(zoo.Functional):
+        def forward(self, x):
+            return Output(super().forward(x))
+
+    with pytest.raises(TypeError, match="got Output"):
+        bbalpha.sample(Net(), torch.randn(5, 4), 3)
+
+
 def test_dropout_that_jit_traced_away_is_an_error():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -489,6 +503,23 @@ def test_an_extra_input_as_long_as_the_batch_is_not_mistaken_for_rows():
         x = torch.randn(rows, length, 8), mask
         loop = bbalpha.sample(model, x, 3, seed=0, strategy="loop")
         assert_same(loop, bbalpha.sample(model, x, 3, seed=0))
+
+
+def test_a_model_that_returns_its_own_loss():
+    model, x = zoo.bert()
+    outputs = bbalpha.sample(model.eval(), {**x, "labels": torch.tensor([0, 1, 2])}, 4, seed=0)
+    expected = [F.cross_entropy(logits, torch.tensor([0, 1, 2])) for logits in outputs.logits]
+    torch.testing.assert_close(outputs.loss, torch.stack(expected))  # (K,)
+
+
+def test_autocast():
+    model, x = zoo.Attention().eval(), torch.randn(3, 6, 8)
+    assert bbalpha.sample(model, x, 4, seed=0).dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = [bbalpha.sample(model, x, 4, seed=0, strategy=s) for s in ("loop", "auto", "repeat")]
+    assert all(o.dtype == torch.bfloat16 for o in outputs)
+    assert_same(outputs[0], outputs[1])
+    assert_same(outputs[0], outputs[2])
 
 
 def test_inference_mode():

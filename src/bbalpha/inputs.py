@@ -79,7 +79,8 @@ class Inputs:
         """What inputs have in common that a model may be run on alike."""
         seen = tuple((t.dtype, t.ndim, self._has_rows(t)) for t in self.tensors)
         keys = tuple(self.x) if isinstance(self.x, Mapping) else None
-        return seen, type(self.x), keys, self.batch_dim, min(self.rows, 2)
+        autocast = torch.is_autocast_enabled(self.device.type)
+        return seen, type(self.x), keys, self.batch_dim, min(self.rows, 2), autocast
 
     def _has_rows(self, t: Tensor) -> bool:
         return t.ndim > self.batch_dim and t.shape[self.batch_dim] == self.rows

@@ -219,6 +219,7 @@ def _same(values: Tensor) -> Tensor:
 
 
 def _dropout(mode: Interception, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    p = float(p)  # a rate that is learned or scheduled may be a tensor
     mode.tell("dropout", p, training and 0 < p < 1)
     if not training or p <= 0 or p > 1:
         return F.dropout(input, p, training, inplace)

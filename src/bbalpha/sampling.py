@@ -127,6 +127,11 @@ def find_plan(model: nn.Module, inputs: Inputs, strategy: Strategy, shared: bool
 
 def _make_plan(model: nn.Module, inputs: Inputs, strategy: Strategy, shared: bool) -> Plan:
     few, seen = _look(model, inputs)
+    if not any(isinstance(t, Tensor) for t in tree_flatten(seen.output)[0]):
+        raise TypeError(
+            "`model` must return tensors, alone or in tuples, lists, dicts or a ModelOutput; "
+            f"got {type(seen.output).__name__}."
+        )
     if not seen.fired and inputs.rows:  # for no rows, compiled code draws nothing
         raise ValueError(no_randomness(model, seen))
     _check_structure(model, few, seen)
@@ -469,8 +474,10 @@ def _close(a: Any, b: Any) -> bool:
 
 
 def _near(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or not a.is_floating_point():
-        return a.shape == b.shape and torch.equal(a, b)
+    if a.shape != b.shape or a.dtype != b.dtype:  # autocast does not reach into vmap
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
     loose = 5e-2 if a.dtype in (torch.float16, torch.bfloat16) else 1e-4
     size = a.detach().abs().float().nan_to_num(posinf=0.0).amax() if a.numel() else a.new_zeros(())
     return torch.allclose(a.float(), b.float(), rtol=loose, atol=float(size) * loose + 1e-12, equal_nan=True)
