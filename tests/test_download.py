@@ -1,0 +1,233 @@
+"""Downloads against a server of this machine: whole and checked, or not there at all."""
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from bbalpha import download as module
+from bbalpha.download import DownloadError, download
+
+CONTENT = bytes(range(256)) * 2000  # 512,000 bytes
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    """Files out of a dictionary; notes the range of every request, and cuts connections when told to."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files = {"/file": CONTENT}
+        self.ranges = []  # the Range header of each request
+        self.cuts = 0  # how many of the next answers stop half-way
+        self.knows_ranges = True
+        self.says_length = True
+
+    def url(self, name="file"):
+        return f"http://127.0.0.1:{self.server_address[1]}/{name}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        server, asked = self.server, self.headers.get("Range")
+        server.ranges.append(asked)
+        if self.path not in server.files:
+            return self.send_error(404)
+        content = server.files[self.path]
+        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and server.knows_ranges else 0
+        if start >= len(content):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(content)}")
+            return self.end_headers()
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        rest = content[start:]
+        if server.says_length:
+            self.send_header("Content-Length", str(len(rest)))
+        self.end_headers()
+        if server.cuts:
+            server.cuts -= 1
+            rest = rest[: len(rest) // 2]
+        self.wfile.write(rest)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(module, "PAUSE", 0.0)
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "deep" / "folder" / "file.bin"
+
+
+def left(path):
+    return sorted(file.name for file in path.parent.iterdir())
+
+
+def test_the_file_arrives(server, path):
+    assert download([server.url()], path, sha256=SHA256) == path
+    assert path.read_bytes() == CONTENT
+    assert left(path) == ["file.bin"]
+    assert server.ranges == [None]
+
+
+def test_a_server_that_says_no_length(server, path):
+    server.says_length = False
+    download([server.url()], path, sha256=SHA256)
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_wrong_checksum_names_both_and_leaves_nothing(server, path):
+    with pytest.raises(DownloadError) as caught:
+        download([server.url()], path, sha256="0" * 64)
+    assert "0" * 64 in str(caught.value)
+    assert SHA256 in str(caught.value)
+    assert left(path) == []
+
+
+def test_a_wrong_content_leaves_nothing(server, path):
+    def check(part):
+        raise ValueError(f"{len(part.read_bytes())} bytes are too many.")
+
+    with pytest.raises(DownloadError, match="512000 bytes are too many"):
+        download([server.url()], path, check=check)
+    assert left(path) == []
+
+
+def test_the_name_appears_only_after_the_checks(server, path):
+    seen = []
+    download([server.url()], path, check=lambda part: seen.append((path.exists(), part.suffix, part.read_bytes())))
+    assert seen == [(False, ".bin", CONTENT)]
+
+
+def test_an_older_file_stays_when_the_new_one_is_wrong(server, path):
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"old")
+    with pytest.raises(DownloadError):
+        download([server.url()], path, sha256="0" * 64)
+    assert path.read_bytes() == b"old"
+
+
+def test_a_cut_connection_is_taken_up_where_it_stopped(server, path):
+    server.cuts = 2
+    download([server.url()], path, sha256=SHA256)
+    assert path.read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=256000-", "bytes=384000-"]
+
+
+def test_a_connection_that_keeps_being_cut_is_taken_up_by_the_next_call(server, path):
+    server.cuts = module.CONNECTIONS
+    with pytest.raises(DownloadError, match="cut off 5 times; 496000 bytes are kept"):
+        download([server.url()], path, sha256=SHA256)
+    assert left(path) == ["partial-file.bin"]
+    server.ranges.clear()
+    download([server.url()], path, sha256=SHA256)
+    assert server.ranges == ["bytes=496000-"]
+    assert path.read_bytes() == CONTENT
+    assert left(path) == ["file.bin"]
+
+
+def test_a_server_without_ranges_begins_anew(server, path):
+    server.cuts, server.knows_ranges = 1, False
+    download([server.url()], path, sha256=SHA256)
+    assert path.read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=256000-"]
+
+
+@pytest.mark.parametrize("left_over", [b"something else", CONTENT + b"more", b"x" * len(CONTENT)])
+def test_what_an_earlier_call_left_of_another_file_does_no_harm(server, path, left_over):
+    path.parent.mkdir(parents=True)
+    (path.parent / "partial-file.bin").write_bytes(left_over)
+    download([server.url()], path, sha256=SHA256)
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_file_left_whole_is_not_fetched_again(server, path):
+    path.parent.mkdir(parents=True)
+    (path.parent / "partial-file.bin").write_bytes(CONTENT)
+    download([server.url()], path, sha256=SHA256)
+    assert path.read_bytes() == CONTENT
+    assert server.ranges == [f"bytes={len(CONTENT)}-"]
+
+
+def test_the_next_mirror_serves_where_one_fails(server, path):
+    server.files["/bad"] = b"an error page"
+    download([server.url("gone"), server.url("bad"), server.url()], path, sha256=SHA256)
+    assert path.read_bytes() == CONTENT
+
+
+def test_all_mirrors_failing_names_each(server, path):
+    server.files["/bad"] = b"an error page"
+    with pytest.raises(DownloadError) as caught:
+        download([server.url("gone"), server.url("bad")], path, sha256=SHA256)
+    assert f"{server.url('gone')} answers 404 Not Found." in str(caught.value)
+    assert f"{server.url('bad')} must have the sha256 {SHA256}" in str(caught.value)
+
+
+def test_a_server_that_is_not_there(server, path):
+    with Server() as other:
+        url = other.url()  # its port is free again after this block
+    with pytest.raises(DownloadError, match=r"cannot be reached: .*refused"):
+        download([url], path)
+
+
+@contextmanager
+def unprivileged():
+    """A context in which permissions bind, for root as for everybody."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="folders are not read-only in this way here")
+@pytest.mark.parametrize("name", ["file.bin", "deep/file.bin"])
+def test_a_read_only_folder_is_named(server, name):
+    folder = Path(tempfile.mkdtemp())  # pytest's own belong to root alone
+    try:
+        folder.chmod(0o555)
+        with unprivileged(), pytest.raises(DownloadError, match=r"written to; got Permission denied.*XDG_CACHE_HOME"):
+            download([server.url()], folder / name)
+        assert list(folder.iterdir()) == []
+    finally:
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+def test_a_folder_that_is_a_file_is_named(server, tmp_path):
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(DownloadError, match="cache must be a folder that can be written to"):
+        download([server.url()], tmp_path / "cache" / "file.bin")
+
+
+@pytest.mark.parametrize(
+    ("progress", "terminal", "shown"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_a_bar_on_a_terminal(server, path, capsys, monkeypatch, progress, terminal, shown):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    download([server.url()], path, progress=progress)
+    assert ("file.bin: 100%" in capsys.readouterr().err) == shown
