@@ -8,12 +8,10 @@ trained on the rest, and three scores are compared on the test rows. "absolute" 
 """
 
 import argparse
-import json
 import os
 import sys
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +21,7 @@ from torch import Tensor, nn
 import bbalpha
 from bbalpha import metrics
 from bbalpha.calibration import conformal_intervals
+from bbalpha.experiments import results
 
 
 @dataclass(frozen=True)
@@ -102,10 +101,10 @@ def evaluate(X: Tensor, y: Tensor, test: Tensor, config: Config) -> list[dict[st
     return records
 
 
-def run(config: Config, folder: str, seed: int = 0) -> dict[str, object]:
-    """All data sets and splits."""
+def run(config: Config, folder: str, seed: int = 0) -> list[dict[str, object]]:
+    """Records of all data sets and splits."""
     torch.set_num_threads(1)
-    start, rows = time.perf_counter(), []
+    rows: list[dict[str, object]] = []
     for dataset in config.datasets:
         data = np.load(Path(folder) / "uci" / f"{dataset}.npz", allow_pickle=False)
         X, y = torch.from_numpy(data["X"]), torch.from_numpy(data["y"])[:, None]
@@ -117,14 +116,7 @@ def run(config: Config, folder: str, seed: int = 0) -> dict[str, object]:
                 for r in records
             ]
         print(summary(rows, dataset), flush=True)
-    versions = {name: version(name) for name in ("bbalpha", "torch", "numpy")}
-    return {
-        "command": "python benchmarks/conformal.py",
-        "versions": versions,
-        "seed": seed,
-        "seconds": round(time.perf_counter() - start, 1),
-        "rows": rows,
-    }
+    return rows
 
 
 def summary(rows: list[dict[str, object]], dataset: str) -> str:
@@ -143,9 +135,10 @@ def main() -> None:
     out: Path = parser.parse_args().out
     if "BBALPHA_DATA" not in os.environ:
         sys.exit("BBALPHA_DATA must name the folder of data sets")
-    results = run(Config(), os.environ["BBALPHA_DATA"])
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=1) + "\n")
+    start = time.perf_counter()
+    rows = run(Config(), os.environ["BBALPHA_DATA"])
+    command = "python benchmarks/conformal.py"
+    results.write(out, command=command, seed=0, seconds=time.perf_counter() - start, rows=rows)
 
 
 if __name__ == "__main__":

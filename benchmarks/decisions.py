@@ -7,12 +7,10 @@ minutes. The guide's tables are written from the JSON, between its markers.
 """
 
 import argparse
-import json
 import os
 import re
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +21,7 @@ from torch import Tensor, nn
 import bbalpha
 from bbalpha import metrics
 from bbalpha.calibration import conformal_intervals
+from bbalpha.experiments import results
 from bbalpha.networks import mlp
 
 Row = dict[str, float | str | int]
@@ -166,15 +165,28 @@ def tables(rows: list[Row]) -> dict[str, str]:
     }
 
 
+def conformal_table(rows: list[Row]) -> str:
+    """Coverage and width by data set, means over its splits, from the rows of conformal.py."""
+    body = []
+    for dataset in dict.fromkeys(str(r["dataset"]) for r in rows):
+        cells = [dataset]
+        for score in ("quantile", "absolute"):
+            own = [r for r in rows if r["dataset"] == dataset and r["score"] == score]
+            cells += [f"{np.mean([r['coverage90'] for r in own]):.1%}", f"{np.mean([r['width'] for r in own]):.3g}"]
+        body.append(cells)
+    head = ["data set", "conformal: covers", "width", "constant width: covers", "width"]
+    return _table(head, body)
+
+
 def _table(head: list[str], body: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *body]
     return "\n".join("| " + " | ".join(f"`{c}`" if "_" in c else c for c in line) + " |" for line in lines)
 
 
-def fill(guide: Path, rows: list[Row]) -> None:
+def fill(guide: Path, rows: list[Row], conformal: list[Row]) -> None:
     """Write the tables between `<!-- name -->` and `<!-- end -->`."""
     text = guide.read_text()
-    for name, table in tables(rows).items():
+    for name, table in {**tables(rows), "conformal": conformal_table(conformal)}.items():
         text, found = re.subn(
             rf"(<!-- {name}\b[^>]*-->\n).*?(<!-- end -->)",
             lambda m, t=table: m[1] + t + "\n" + m[2],
@@ -194,7 +206,7 @@ def main() -> None:
     parser.add_argument("--only-tables", action="store_true", help="from the JSON as it is")
     args = parser.parse_args()
     if args.only_tables:
-        fill(args.guide, json.loads(args.out.read_text())["rows"])
+        fill(args.guide, results.read(args.out)["rows"], results.read(args.out.with_name("conformal.json"))["rows"])
         return
     if "BBALPHA_DATA" not in os.environ:
         sys.exit("BBALPHA_DATA must name the folder of data sets")
@@ -205,16 +217,9 @@ def main() -> None:
         torch.manual_seed(seed)
         rows += abstain(seed) + ask(seed) + margin(seed, os.environ["BBALPHA_DATA"])
         print(f"repeat {seed}: {time.perf_counter() - start:.0f} s", flush=True)
-    results = {
-        "command": "python benchmarks/decisions.py",
-        "versions": {name: version(name) for name in ("bbalpha", "torch", "numpy", "scikit-learn")},
-        "seed": 0,
-        "seconds": round(time.perf_counter() - start, 1),
-        "rows": rows,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(results, indent=1) + "\n")
-    fill(args.guide, rows)
+    command = "python benchmarks/decisions.py"
+    results.write(args.out, command=command, seed=0, seconds=time.perf_counter() - start, rows=rows)
+    fill(args.guide, rows, results.read(args.out.with_name("conformal.json"))["rows"])
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ import resource
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from bbalpha.experiments import results
 
 CASES = {
     "classification": "10 classes, one tensor; probabilities, entropies and votes are kept",
@@ -92,15 +93,8 @@ def main() -> None:
         done = subprocess.run([*command, *["--quiet"] * args.quiet], check=True, stdout=subprocess.PIPE, text=True)
         rows.append(json.loads(done.stdout))
         print(f"{case:22s} {rows[-1]['seconds']:7.1f} s {rows[-1]['peak_mb']:8.1f} MB   {what}", flush=True)
-    results = {
-        "command": f"python benchmarks/prediction.py --rows {args.rows} --passes {args.passes}",
-        "versions": {name: version(name) for name in ("bbalpha", "torch", "numpy")},
-        "seed": 0,
-        "seconds": round(time.perf_counter() - start, 1),
-        "rows": rows,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    command = f"python benchmarks/prediction.py --rows {args.rows} --passes {args.passes}"
+    results.write(args.out, command=command, seed=0, seconds=time.perf_counter() - start, rows=rows)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def test_tables_of_the_decisions_are_those_of_the_results():
     decisions = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(decisions)
     guide = (ROOT / "docs" / "which-number.md").read_text()
-    for table in decisions.tables(rows).values():
+    for table in (*decisions.tables(rows).values(), decisions.conformal_table(results("conformal"))):
         assert table in guide
 
 
