@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bbalpha.interception import Interception, NotStackableError
+from bbalpha.drawing import NotStackableError
+from bbalpha.interception import Interception
 from bbalpha.masks import Passes
 
 N, D, K = 6, 4, 5

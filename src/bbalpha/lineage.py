@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bbalpha.interception import Interception, Observer
+from bbalpha.drawing import Observer
+from bbalpha.interception import Interception
 from bbalpha.masks import Passes
 
 

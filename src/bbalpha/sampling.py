@@ -24,8 +24,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from bbalpha import chains, sites
 from bbalpha import masks as fast_masks
+from bbalpha.drawing import NotStackableError
 from bbalpha.inputs import Inputs
-from bbalpha.interception import Interception, NotStackableError
+from bbalpha.interception import Interception
 from bbalpha.masks import Passes
 
 Masks = Literal["per_example", "shared"]
