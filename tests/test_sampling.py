@@ -48,6 +48,15 @@ def test_the_gradient_of_chunks_is_the_plain_one(strategy, masks):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
+def test_weights_changed_before_the_backward_of_chunks_are_noticed():
+    net, x = net_and_x()
+    loss = sample(net, x, 4, chunk_size=2).sum()
+    with torch.no_grad():
+        net[1].weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_shared_masks_are_one_function_a_pass():
     net, x = net_and_x(rows=11)
     whole = sample(net, x, 6, seed=5, masks="shared")

@@ -410,6 +410,7 @@ class _Chunks(torch.autograd.Function):
         outputs = run.each(starts)
         spec.extend(tree_flatten(outputs))
         ctx.run, ctx.starts, ctx.wanted = run, starts, wanted
+        ctx.save_for_backward(*wanted)
         tensors = tuple(t for t in spec[0] if isinstance(t, Tensor))
         ctx.mark_non_differentiable(*(t for t in tensors if not t.is_floating_point()))
         return tensors
@@ -417,6 +418,7 @@ class _Chunks(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
+        _ = ctx.saved_tensors  # an error if a weight was changed since: the passes would come out differently
         total: list[Tensor | None] = [None] * len(ctx.wanted)
         for k, n in ctx.starts:
             with torch.enable_grad(), sites.borrowed_buffers(list(ctx.run.model.modules())) as copies:
