@@ -218,7 +218,6 @@ class Trace:
         homes: The modules in which random calls were made, whether they drew or not.
         quiet: The modules that ran and made none.
         prefix: Modules with parameters that were done before the first draw: work that all passes share.
-        behind: Modules that were done after it.
         worth_sharing: Whether one of the prefix does more than look up or normalise.
         keep: Keep probability of the units that feed each weight, {parameter name: probability}.
         moved: Whether the pass changed a buffer.
@@ -231,7 +230,6 @@ class Trace:
     homes: frozenset[str]
     quiet: frozenset[str]
     prefix: tuple[str, ...]
-    behind: tuple[str, ...]
     worth_sharing: bool
     keep: dict[str, float]
     moved: bool
@@ -272,64 +270,31 @@ def trace(model: nn.Module, inputs: Inputs, *, switch: bool = True, only: Collec
     With ``switch=False`` the modules keep the caller's mode, so that what fires by itself can be told from
     what sampling switches on; `only` names those to switch on.
     """
-    names = {m: n for n, m in model.named_modules()}
-    stack: list[nn.Module] = []
-    sites: list[Site] = []
-    ran: dict[str, None] = {}
-    prefix: dict[str, None] = {}
-    behind: dict[str, None] = {}
-    recomputes: list[bool] = []
-
-    def home() -> str:
-        return str(names[stack[-1] if stack else model])
-
-    def observe(kind: str, rate: float | None, fires: bool) -> None:
-        sites.append(Site(home(), kind, rate, fires))
-        if fires:
-            recomputes.append(_called_from(torch.utils.checkpoint.__file__))
-
-    def enter(m: nn.Module, *_: Any) -> None:
-        stack.append(m)
-        ran.setdefault(names[m])
-
-    def leave(m: nn.Module, *_: Any) -> None:
-        stack.pop()
-        if next(m.parameters(recurse=False), None) is not None:
-            (behind if mode.fired or hidden.seen else prefix).setdefault(names[m])
-
+    record = _Record(model)
     passes, parameters = Passes(0, 0, 1, device=inputs.device), dict(model.named_parameters())
-    mode = Lineage(passes, inputs.rows, batch_dim=inputs.batch_dim, observer=observe, parameters=parameters)
-    hidden = _Watch(inputs.device, home)
+    mode = Lineage(passes, inputs.rows, batch_dim=inputs.batch_dim, observer=record.draw, parameters=parameters)
     with ExitStack() as contexts:
-        for m in names:
-            if not isinstance(m, torch.jit.ScriptModule):  # takes no hooks
-                contexts.callback(m.register_forward_pre_hook(enter).remove)
-                contexts.callback(m.register_forward_hook(leave, always_call=True).remove)
-        copies = contexts.enter_context(borrowed_buffers(list(names)))
+        contexts.enter_context(record.hooked())
+        copies = contexts.enter_context(borrowed_buffers(list(record.names)))
         before = {original: copy.clone() for original, copy in copies.items()}
         if switch:
             contexts.enter_context(switched_on(model, only))
-        contexts.enter_context(forked_generators())
-        contexts.enter_context(eager())
-        contexts.enter_context(torch.no_grad())
-        contexts.enter_context(hidden)
-        contexts.enter_context(mode)
+        for context in (forked_generators(), eager(), torch.no_grad(), _Watch(inputs.device, record.hide), mode):
+            contexts.enter_context(context)
         output = inputs.fresh().call(model)
-    homes = {s.name for s in sites} | set(hidden.seen.values())
+    homes = {s.name for s in record.sites} | set(record.hidden.values())
     moved = any(copy.shape != before[t].shape or not torch.equal(copy, before[t]) for t, copy in copies.items())
-    shares = any(names[m] in prefix and not is_norm(m) and not isinstance(m, nn.Embedding) for m in names)
     return Trace(
-        tuple(sites),
-        tuple(hidden.seen),
-        frozenset(homes),
-        frozenset(ran.keys() - homes),
-        tuple(prefix),
-        tuple(behind),
-        shares,
-        mode.keep,
-        moved,
-        any(recomputes),
-        output,
+        sites=tuple(record.sites),
+        hidden=tuple(record.hidden),
+        homes=frozenset(homes),
+        quiet=frozenset(record.ran.keys() - homes),
+        prefix=tuple(record.names[m] for m in record.prefix),
+        worth_sharing=any(not is_norm(m) and not isinstance(m, nn.Embedding) for m in record.prefix),
+        keep=mode.keep,
+        moved=moved,
+        recomputes=record.recomputes,
+        output=output,
     )
 
 
@@ -365,8 +330,54 @@ def _called_from(file: str) -> bool:
     return False
 
 
+class _Record:
+    """The modules at work while a pass runs, and the random calls made in each."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.names = {m: name for name, m in model.named_modules()}
+        self.stack: list[nn.Module] = []
+        self.sites: list[Site] = []
+        self.hidden: dict[str, str] = {}  # operator: the module it was first met in
+        self.ran: dict[str, None] = {}
+        self.prefix: dict[nn.Module, None] = {}
+        self.drawn = self.recomputes = False
+
+    def draw(self, kind: str, rate: float | None, fires: bool) -> None:
+        """A random call that was intercepted."""
+        self.sites.append(Site(self._home(), kind, rate, fires))
+        self.drawn |= fires
+        self.recomputes |= fires and _called_from(torch.utils.checkpoint.__file__)
+
+    def hide(self, operator: str) -> None:
+        """A random operator that was not."""
+        self.hidden.setdefault(operator, self._home())
+        self.drawn = True
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """A context in which the modules report when they begin and when they are done."""
+        with ExitStack() as hooks:
+            for m in self.names:
+                if not isinstance(m, torch.jit.ScriptModule):  # takes no hooks
+                    hooks.callback(m.register_forward_pre_hook(self._enter).remove)
+                    hooks.callback(m.register_forward_hook(self._leave, always_call=True).remove)
+            yield
+
+    def _enter(self, m: nn.Module, *_: Any) -> None:
+        self.stack.append(m)
+        self.ran.setdefault(self.names[m])
+
+    def _leave(self, m: nn.Module, *_: Any) -> None:
+        self.stack.pop()
+        if not self.drawn and next(m.parameters(recurse=False), None) is not None:
+            self.prefix.setdefault(m)
+
+    def _home(self) -> str:
+        return self.names[self.stack[-1]] if self.stack else ""
+
+
 class _Watch(TorchDispatchMode):
-    """Lists operators that draw from a global generator, which calls that were intercepted never do."""
+    """Tells of operators that draw from a global generator, which calls that were intercepted never do."""
 
     supports_higher_order_operators = True
 
@@ -374,11 +385,10 @@ class _Watch(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # what we watch runs eagerly, and importing dynamo takes a second
 
-    def __init__(self, device: torch.device, home: Callable[[], str]) -> None:
+    def __init__(self, device: torch.device, met: Callable[[str], None]) -> None:
         super().__init__()
         self.device = device
-        self.home = home
-        self.seen: dict[str, str] = {}  # operator: the module it was first met in
+        self.met = met
         self.foreign = _foreign_states()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -387,14 +397,14 @@ class _Watch(TorchDispatchMode):
         before = self._states()
         out = func(*args, **(kwargs or {}))
         if any(not torch.equal(a, b) for a, b in zip(before, self._states(), strict=True)):
-            self.seen.setdefault(str(func), self.home())
+            self.met(str(func))
         return out
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         for name, state in _foreign_states().items():
             if state != self.foreign[name]:
-                self.seen.setdefault(name, "")
+                self.met(name)
 
     def _states(self) -> list[Tensor]:
         own = [] if self.device.type == "cpu" else [torch.get_device_module(self.device).get_rng_state()]
