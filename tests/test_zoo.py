@@ -105,6 +105,17 @@ def test_shared_masks_are_one_function_a_pass(case):
         assert_same(a.narrow(axis, 0, 1), b, 1e-4)
 
 
+def test_shared_masks_where_rows_are_not_first_inside_whatever_came_before():
+    class TimeFirst(nn.Module):
+        def forward(self, x):  # (N, T, D)
+            return F.dropout(x.transpose(0, 1), 0.5, self.training).transpose(0, 1)
+
+    model, x = TimeFirst().eval(), torch.ones(6, 6, 4)
+    alone = bbalpha.sample(model, x[:1], 3, seed=0, masks="shared")
+    outputs = bbalpha.sample(model, x, 3, seed=0, masks="shared")
+    assert torch.equal(outputs, alone.expand_as(outputs))
+
+
 def _first_row(x, case):
     inputs = bbalpha.sites.Inputs.of(x, case.batch_dim)
     return inputs.first(1).x
