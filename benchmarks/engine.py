@@ -23,7 +23,10 @@ from tqdm import tqdm
 
 import bbalpha
 from bbalpha.experiments import results
+from bbalpha.inputs import Inputs
+from bbalpha.masks import Passes, draw_seed
 from bbalpha.networks import cnn, mlp
+from bbalpha.sampling import find_plan
 
 NETS = {"3x1000": [784, 1000, 1000, 1000, 10], "4x1024": [784, 1024, 1024, 1024, 1024, 10]}
 LONG_ROUND = 15.0  # seconds; cases whose rounds take longer get a third of the rounds
@@ -247,6 +250,38 @@ def case_tiny(_, K, batch, rounds):
         torch.set_num_threads(2)
 
 
+def case_profile(_, K, batch, rounds):
+    """Where a call of `sample` on the tiny net spends its time, part by part."""
+    net, x = mlp([13, 50, 1], dropout=0.05), torch.rand(batch, 13)
+    inputs, passes = Inputs.of(x, 0), Passes(0, 0, K)
+    drawn = [((batch, 13), 0.05), ((batch, 50), 0.05)]
+    first, last = net[1], net[4]
+
+    def linear():
+        torch.addmm(last.bias, torch.addmm(first.bias, x.repeat(K, 1), first.weight.t()).relu_(), last.weight.t())
+
+    parts = {
+        "plain loop, all passes": lambda: torch.stack([net(x) for _ in range(K)]),
+        "sample, all passes": lambda: bbalpha.sample(net, x, K),
+        "of which: a seed": draw_seed,
+        "of which: looking up the plan": lambda: find_plan(net, inputs, "auto", False),
+        "of which: a generator for each pass": lambda: Passes(0, 0, K),
+        "of which: the masks": lambda: passes.factors(drawn, x.dtype),
+        "of which: products and relu": linear,
+    }
+
+    def without_gradient(part):
+        with torch.no_grad():
+            part()
+
+    torch.set_num_threads(1)
+    try:
+        ways = {name: (lambda part=part: without_gradient(part)) for name, part in parts.items()}
+        return interleaved(ways, 40 * rounds, "plain loop, all passes")
+    finally:
+        torch.set_num_threads(2)
+
+
 def case_memory(*_):
     """A training step of the paper's 4x1024 net, batch 128, above the base of the process."""
     loss = "bbalpha.cross_entropy({}, y).backward()"
@@ -304,6 +339,7 @@ CASES = [
     ("cnn", case_cnn, "paper", 10, 128),
     ("encoder", case_encoder, "2x128", 10, 32),
     *[("tiny", case_tiny, "1x50", K, b) for K in (2, 5, 10, 100) for b in (1, 32)],
+    ("profile", case_profile, "1x50", 2, 32),
     ("memory", case_memory, "4x1024", 10, 128),
     ("growth", case_growth, "2 layers", 8, 64),
     ("import", case_import, "-", 1, 1),

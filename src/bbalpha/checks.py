@@ -69,17 +69,18 @@ def check_same_shape(outputs: Tensor, target: Tensor) -> None:
         )
 
 
-def check_precision(precision: float | Tensor, outputs: Tensor) -> Tensor:
-    """The precision as a tensor that broadcasts to `outputs`, if it is positive."""
-    if isinstance(precision, Tensor):
-        check_floating("precision", precision)
-        tau = precision.to(torch.promote_types(precision.dtype, outputs.dtype))
-    elif isinstance(precision, (int, float)):
-        tau = outputs.new_tensor(precision)
-    else:
+def check_precision(precision: float | Tensor, outputs: Tensor) -> float | Tensor:
+    """The precision, a number or a tensor that broadcasts to `outputs`, if it is positive."""
+    if isinstance(precision, (int, float)):
+        if not 0 < precision < math.inf:
+            raise ValueError(f"`precision` must be positive and finite; got {precision}.")
+        return float(precision)
+    if not isinstance(precision, Tensor):
         raise TypeError(f"`precision` must be a positive number or tensor; got {type(precision).__name__}.")
+    check_floating("precision", precision)
+    tau = precision.to(torch.promote_types(precision.dtype, outputs.dtype))
     try:
-        fits = torch.broadcast_shapes(tau.shape, outputs.shape) == outputs.shape
+        fits = tau.ndim == 0 or torch.broadcast_shapes(tau.shape, outputs.shape) == outputs.shape
     except RuntimeError:
         fits = False
     if not fits:

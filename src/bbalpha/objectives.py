@@ -203,7 +203,8 @@ def gaussian_nll(
     outputs = _wide(outputs)
     tau = check_precision(precision, outputs)
     residual = target.to(outputs.dtype) - outputs  # (K, N, D)
-    losses = 0.5 * (tau * residual.square() - tau.log() + math.log(2 * math.pi))  # (K, N, D)
+    log_tau = tau.log() if isinstance(tau, Tensor) else math.log(tau)
+    losses = 0.5 * (tau * residual.square() - log_tau + math.log(2 * math.pi))  # (K, N, D)
     return _reduce(
         _log_mean_exp(losses.flatten(2).sum(2) if losses.ndim > 2 else losses, alpha),
         sample_weight,
