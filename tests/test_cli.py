@@ -49,6 +49,47 @@ def test_doctor_exits_1_where_passes_do_not_differ(run):
     assert "add_dropout" in out
 
 
+@pytest.fixture
+def data_folder(tmp_path, monkeypatch):
+    """A data folder with one file in it, and an empty cache."""
+    (tmp_path / "data" / "uci").mkdir(parents=True)
+    (tmp_path / "data" / "uci" / "boston.npz").write_bytes(b"not read by these commands")
+    monkeypatch.setenv("BBALPHA_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "data"
+
+
+def test_data_list_says_what_is_here(run, data_folder):
+    code, out, _ = run("data", "list")
+    assert code == 0
+    places = {line.split()[0]: line for line in out.splitlines()}
+    assert len(places) == 12
+    assert places["boston"].endswith(str(data_folder / "uci" / "boston.npz"))
+    assert places["year"].endswith("not here")
+    assert "515345 x 90" in places["year"]
+
+
+def test_data_fetch_prints_the_files(run, data_folder):
+    code, out, _ = run("data", "fetch", "boston")
+    assert code == 0
+    assert out.split() == ["boston", str(data_folder / "uci" / "boston.npz")]
+
+
+def test_data_fetch_that_fails_is_one_line(run, data_folder, monkeypatch):
+    from dataclasses import replace
+
+    from bbalpha.sources import TABLES
+
+    gone = (data_folder / "gone.txt").as_uri()
+    monkeypatch.setitem(TABLES, "yacht", replace(TABLES["yacht"], urls=(gone,)))
+    code, out, err = run("data", "fetch", "boston", "yacht")
+    assert code == 2
+    assert out.split()[0] == "boston"
+    assert err.count("\n") == 1
+    assert err.startswith("bbalpha: yacht is not on this machine, and could not be downloaded")
+    assert gone in err
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -65,6 +106,9 @@ def test_doctor_exits_1_where_passes_do_not_differ(run):
         (["doctor", "nets:make", "--batch-dim", "5"], "batch_dim"),
         (["doctor"], "MODULE:FACTORY"),
         (["nonsense"], "nonsense"),
+        (["data"], "Missing command"),
+        (["data", "nonsense"], "nonsense"),
+        (["data", "fetch", "cifar"], "'cifar'"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(run, args, said):
@@ -76,11 +120,12 @@ def test_mistakes_are_one_line_and_exit_2(run, args, said):
     assert said in err
 
 
-def test_help_and_version_import_no_torch():
-    script = "import sys, bbalpha.cli; sys.argv = ['bbalpha', sys.argv[1]]\ntry: bbalpha.cli.main()\n"
+def test_help_version_and_data_import_no_torch():
+    script = "import sys, bbalpha.cli; sys.argv[0] = 'bbalpha'\ntry: bbalpha.cli.main()\n"
     script += "finally: assert 'torch' not in sys.modules"
-    for option, said in (("--help", "doctor"), ("--version", "0.")):
-        done = subprocess.run([sys.executable, "-c", script, option], capture_output=True, text=True, check=True)
+    for options, said in (("--help", "doctor"), ("--version", "0."), ("data list", "boston")):
+        command = [sys.executable, "-c", script, *options.split()]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert said in done.stdout
 
 

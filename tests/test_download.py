@@ -5,74 +5,25 @@ import os
 import shutil
 import sys
 import tempfile
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from bbalpha import download as module
 from bbalpha.download import DownloadError, download
+from file_server import running_server
 
 CONTENT = bytes(range(256)) * 2000  # 512,000 bytes
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
-class Server(ThreadingHTTPServer):
-    """Files out of a dictionary; notes the range of every request, and cuts connections when told to."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files = {"/file": CONTENT}
-        self.ranges = []  # the Range header of each request
-        self.cuts = 0  # how many of the next answers stop half-way
-        self.knows_ranges = True
-        self.says_length = True
-
-    def url(self, name="file"):
-        return f"http://127.0.0.1:{self.server_address[1]}/{name}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        server, asked = self.server, self.headers.get("Range")
-        server.ranges.append(asked)
-        if self.path not in server.files:
-            return self.send_error(404)
-        content = server.files[self.path]
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and server.knows_ranges else 0
-        if start >= len(content):
-            self.send_response(416)
-            self.send_header("Content-Range", f"bytes */{len(content)}")
-            return self.end_headers()
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        rest = content[start:]
-        if server.says_length:
-            self.send_header("Content-Length", str(len(rest)))
-        self.end_headers()
-        if server.cuts:
-            server.cuts -= 1
-            rest = rest[: len(rest) // 2]
-        self.wfile.write(rest)
-
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(module, "PAUSE", 0.0)
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with running_server() as server:
+        server.files["/file"] = CONTENT
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -185,8 +136,8 @@ def test_all_mirrors_failing_names_each(server, path):
 
 
 def test_a_server_that_is_not_there(server, path):
-    with Server() as other:
-        url = other.url()  # its port is free again after this block
+    with running_server() as other:
+        url = other.url()
     with pytest.raises(DownloadError, match=r"cannot be reached: .*refused"):
         download([url], path)
 

@@ -26,6 +26,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+data_app = typer.Typer(help="The data sets of the paper.")
+app.add_typer(data_app, name="data")
+
 
 @contextmanager
 def mistakes() -> Iterator[None]:
@@ -69,6 +72,31 @@ def doctor(
         found = audit(model, x, n_passes=n_passes, batch_dim=batch_dim)
     typer.echo(str(found))
     raise typer.Exit(0 if found.differed else 1)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """Print the data sets of the paper, and where each was found."""
+    with mistakes():
+        from bbalpha.data import catalogue
+
+        entries = catalogue()
+    for entry in entries:
+        place = str(entry.paths[0].parent if len(entry.paths) > 1 else entry.paths[0]) if entry.paths else "not here"
+        typer.echo(f"{entry.name:9} {entry.size:21} {entry.what:35} {entry.licence:13} {place}")
+
+
+@data_app.command("fetch")
+def data_fetch(
+    names: Annotated[list[str] | None, typer.Argument(help="As `data list` has them; all but year if none.")] = None,
+) -> None:
+    """Download data sets that are not on this machine into the cache folder, and print where they are."""
+    with mistakes():
+        from bbalpha.data import catalogue, fetch
+
+        for name in names or [entry.name for entry in catalogue() if entry.name != "year"]:  # year: 200 MB
+            for path in fetch(name):
+                typer.echo(f"{name:9} {path}")
 
 
 def _made(factory: str, shape: str, batch_dim: int) -> "tuple[nn.Module, Any]":
