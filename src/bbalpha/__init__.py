@@ -4,8 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bbalpha.attacks import fgsm, iterative_fgsm
     from bbalpha.checkpoint import load, save
     from bbalpha.convert import Audit, add_dropout, audit, remove_dropout
+    from bbalpha.detection import Detector
     from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor, load_estimator
     from bbalpha.estimators_cv import BBAlphaClassifierCV, BBAlphaRegressorCV
     from bbalpha.layers import ConcreteDropout, DropConnectLinear, Dropout, GaussianDropout, GaussianLinear
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
     from bbalpha.training import History, fit
 
 _HOMES = {
+    "attacks": ["fgsm", "iterative_fgsm"],
     "checkpoint": ["load", "save"],
     "convert": ["Audit", "add_dropout", "audit", "remove_dropout"],
+    "detection": ["Detector"],
     "estimators": ["BBAlphaClassifier", "BBAlphaRegressor", "load_estimator"],
     "estimators_cv": ["BBAlphaClassifierCV", "BBAlphaRegressorCV"],
     "layers": ["ConcreteDropout", "DropConnectLinear", "Dropout", "GaussianDropout", "GaussianLinear"],
