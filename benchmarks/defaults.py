@@ -31,8 +31,7 @@ from sklearn.preprocessing import StandardScaler
 
 from bbalpha.checkpoint import versions
 from bbalpha.estimators import BBAlphaRegressor
-from bbalpha.estimators_base import default_batch_size, default_epochs, n_held_out
-from bbalpha.feed import order
+from bbalpha.estimators_base import default_batch_size, default_epochs, default_input_dropout
 from bbalpha.population import Member, fit_population
 from bbalpha.prediction import predict_regression
 
@@ -65,20 +64,18 @@ def score_population(data: Any, jobs: list[tuple[int, float]]) -> list[dict[str,
     X, y, masks = data["X"], data["y"], data["test_mask"]
     defaults = BBAlphaRegressor()
     n_rows = int((~masks[0]).sum())
-    held = n_held_out(n_rows, defaults.validation_fraction)
     batch_size = default_batch_size(n_rows)
-    members = []
-    for split, alpha in jobs:
-        rows = torch.as_tensor(np.flatnonzero(~masks[split]))[order(n_rows, seed=split, epoch=-1)]
-        members.append(
-            Member(
-                train=rows[held:], validation=rows[:held], alpha=alpha, dropout=defaults.dropout, seed=split,
-                length_scale=defaults.length_scale, learning_rate=defaults.learning_rate,
-            )
-        )  # fmt: skip
+    members = [
+        Member(
+            train=torch.as_tensor(np.flatnonzero(~masks[split])), alpha=alpha, dropout=defaults.dropout, seed=split,
+            input_dropout=default_input_dropout(n_rows, defaults.dropout), length_scale=defaults.length_scale,
+            learning_rate=defaults.learning_rate,
+        )
+        for split, alpha in jobs
+    ]  # fmt: skip
     population = fit_population(
         X, y, members, epochs=default_epochs(n_rows, batch_size), hidden_layer_sizes=defaults.hidden_layer_sizes,
-        n_passes=defaults.n_passes, batch_size=batch_size, patience=defaults.patience,
+        n_passes=defaults.n_passes, batch_size=batch_size,
     )  # fmt: skip
     rows = []
     for i, (split, _) in enumerate(jobs):

@@ -36,7 +36,7 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         alpha: 0 is MC dropout as usual, 0.5 the Hellinger value, 1 the predictive likelihood.
         hidden_layer_sizes: Widths of the hidden layers.
         dropout: The rate of being dropped of hidden units.
-        input_dropout: The rate of the inputs.
+        input_dropout: The rate of the inputs; None is `dropout` up to 2,000 rows and 0 from there on.
         length_scale: l of the prior N(0, 1/l^2), on standardised data.
         n_passes: K in training.
         n_predict_passes: K in prediction, over all networks.
@@ -46,7 +46,7 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         noise: "constant" learns one precision for all rows; "heteroscedastic" predicts it from the inputs.
         n_ensemble: Networks, trained from different seeds, whose predictions are averaged.
         validation_fraction: Share of the rows held out, if that is at least 5 rows: the weights of the epoch with
-            the best log-likelihood there are kept. 0 trains on all rows to the end.
+            the best log-likelihood there are kept. 0 trains on all rows to the last epoch.
         patience: Training stops after so many epochs without a better one.
         module: A network of your own: an nn.Module (N, F) -> (N, D), or a function of (F, D) that makes one; with
             heteroscedastic noise it returns (mean, log_precision).
@@ -66,7 +66,7 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         *,
         hidden_layer_sizes: Sequence[int] = (50,),
         dropout: float = 0.05,
-        input_dropout: float = 0.0,
+        input_dropout: float | None = None,
         length_scale: float = 1.0,
         n_passes: int = 10,
         n_predict_passes: int = 100,
@@ -75,7 +75,7 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         learning_rate: float = 0.01,
         noise: Literal["constant", "heteroscedastic"] = "constant",
         n_ensemble: int = 1,
-        validation_fraction: float = 0.1,
+        validation_fraction: float = 0.0,
         patience: int = 50,
         module: Module | None = None,
         verbose: bool = False,

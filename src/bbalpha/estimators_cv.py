@@ -21,7 +21,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor
-from bbalpha.estimators_base import Array, default_batch_size, default_epochs, n_held_out
+from bbalpha.estimators_base import Array, default_batch_size, default_epochs, default_input_dropout, n_held_out
 from bbalpha.feed import order
 from bbalpha.population import Likelihood, Member, fit_population
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
@@ -40,14 +40,14 @@ class _Search(BaseEstimator):
         length_scales: Sequence[float] = (1.0,),
         cv: Any = 5,
         hidden_layer_sizes: Sequence[int] = (50,),
-        input_dropout: float = 0.0,
+        input_dropout: float | None = None,
         n_passes: int = 10,
         n_predict_passes: int = 100,
         epochs: int | None = None,
         batch_size: int | None = None,
         learning_rate: float = 0.01,
         n_ensemble: int = 1,
-        validation_fraction: float = 0.1,
+        validation_fraction: float = 0.0,
         patience: int = 50,
         random_state: Any = None,
     ) -> None:
@@ -114,8 +114,13 @@ class _Search(BaseEstimator):
         """A candidate on a fold; early stopping looks at the rows that `fit` would hold out of its training part."""
         rows = torch.as_tensor(train)[order(len(train), seed=seed, epoch=-1)]
         held = n_held_out(len(train), self.validation_fraction)
+        rate = (
+            default_input_dropout(len(train), candidate["dropout"])
+            if self.input_dropout is None
+            else self.input_dropout
+        )
         return Member(
-            train=rows[held:], validation=rows[:held] if held else None, seed=seed, input_dropout=self.input_dropout,
+            train=rows[held:], validation=rows[:held] if held else None, seed=seed, input_dropout=rate,
             learning_rate=self.learning_rate, **candidate,
         )  # fmt: skip
 
@@ -150,7 +155,7 @@ class BBAlphaRegressorCV(RegressorMixin, _Search):
         length_scales: Candidates for l of the prior.
         cv: Number of folds (shuffled), or a scikit-learn splitter.
         hidden_layer_sizes: This and what follows as in `BBAlphaRegressor`.
-        input_dropout: The rate at the inputs.
+        input_dropout: The rate at the inputs; None chooses by the number of rows.
         n_passes: K in training.
         n_predict_passes: K in prediction.
         epochs: None chooses by the number of rows.
