@@ -36,6 +36,9 @@ CHAINS = {
         chain(nn.Dropout(0.0), nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8), nn.ReLU(), nn.Dropout(1.0),
               nn.Linear(8, 2)), FLAT,
     ),
+    "one dropout, one linear, used twice": (
+        lambda: nn.Sequential(*[nn.Linear(6, 6), nn.ReLU(), nn.Dropout(0.3)] * 2, nn.Linear(6, 2)), FLAT,
+    ),
     "cnn": (lambda: cnn(filters=4, hidden=10), (3, 1, 28, 28)),
     "channel dropout": (
         chain(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Dropout2d(0.3), nn.Conv2d(8, 6, 3, padding=1), nn.Tanh(),

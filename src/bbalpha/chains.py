@@ -56,8 +56,8 @@ def find(model: nn.Module) -> tuple[nn.Module, ...] | None:
     """
     if hooked(model) or _has_any_global_hook():
         return None
-    if getattr(type(model), "forward", None) is nn.Sequential.forward:  # jit has a forward of another kind
-        parts = [find(child) for child in model.children()]
+    if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
+        parts = [find(child) for child in model]  # with repeats: one layer may stand in two places
         return None if any(p is None for p in parts) else tuple(layer for p in parts if p for layer in p)
     if type(model) in (*_UNIT_DROPOUT, *_CHANNEL_DROPOUT, nn.ReLU):
         return (model,)  # run by kernels of ours, in place or not
