@@ -54,3 +54,19 @@ def test_the_mask_is_written_over_the_activation():
     activations = 10 * 64 * (5 + 300 + 300) * 4
     noise_at_the_input = 10 * 64 * 5
     assert sum(sizes) == weights + activations + noise_at_the_input + 64 * 5 * 4
+
+
+@pytest.mark.parametrize("frozen", [(), (1,), (4,), (1, 4), (7,)])
+@pytest.mark.parametrize("needs_x", [False, True])
+def test_only_what_is_asked_for_gets_a_gradient(frozen, needs_x):
+    net = mlp([3, 5, 4, 2], dropout=0.5).double()
+    for i in frozen:
+        net[i].requires_grad_(False)
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=needs_x)
+    wanted = [p for p in (x, *net.parameters()) if p.requires_grad]
+    grads = []
+    for strategy in ("auto", "loop"):
+        loss = bbalpha.sample(net, x, 3, seed=0, strategy=strategy).square().sum()
+        grads.append(torch.autograd.grad(loss, wanted))
+    for got, want in zip(*grads, strict=True):
+        torch.testing.assert_close(got, want)

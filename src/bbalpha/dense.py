@@ -134,21 +134,21 @@ class _Dense(torch.autograd.Function):
         parameters, entered, values = saved[: -2 * n], saved[-2 * n : -n], saved[-n:]
         if torch.is_grad_enabled():
             return None, None, None, None, *_differentiable(ctx.again, x, parameters, grad)
+        needs_x, *needs = ctx.needs_input_grad[4:]
         grads: list[Tensor | None] = []
+        before = len(needs)  # parameters of the layers that are still to come
         g, fresh = grad, False
         for i in reversed(range(n)):
-            b = ctx.parts[i]
-            first = i == 0
-            if b.linear is not None:
-                weight = b.linear.weight
-                grads[:0] = [g.t() @ entered[i], None if b.linear.bias is None else g.sum(0)]
-                if first and not ctx.needs_input_grad[4]:
-                    return None, None, None, None, None, *grads
-                g, fresh = g @ weight, True
+            linear = ctx.parts[i].linear
+            if linear is not None:
+                before -= 2
+                weight, bias = needs[before : before + 2]
+                grads[:0] = [g.t() @ entered[i] if weight else None, g.sum(0) if bias else None]
+                if not needs_x and not any(needs[:before]):
+                    return None, None, None, None, None, *[None] * before, *grads
+                g, fresh = g @ linear.weight, True
             g = _through(ctx, i, g, entered[i], values[i], fresh)
-            if first:
-                g = g.view(*ctx.size, -1).sum(0)
-        return None, None, None, None, g, *grads
+        return None, None, None, None, g.view(*ctx.size, -1).sum(0), *grads
 
 
 def _through(ctx: Any, i: int, g: Tensor, entered: Tensor, values: Tensor | None, fresh: bool) -> Tensor:
