@@ -219,6 +219,16 @@ def test_gradients_are_clipped_and_mixed_precision_trains():
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
+@pytest.mark.parametrize("amp", [torch.bfloat16, torch.float16])
+def test_mixed_precision_takes_the_same_steps_prior_included(amp):
+    plain, mixed = net(), net()
+    options = {"objective": GaussianNLL(precision=1.0), "epochs": 10, "length_scale": 20.0, "seed": 0}
+    fit(plain, rows(40), **options)
+    fit(mixed, rows(40), amp=amp, **options)
+    for p, q, start in zip(plain.parameters(), mixed.parameters(), net().parameters(), strict=True):
+        assert (p - q).norm() < 0.1 * (p - start).norm()
+
+
 def test_seeded_runs_agree_and_leave_the_generator_alone():
     data = rows()
     a, b, c = net(), net(), net()

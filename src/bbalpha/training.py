@@ -435,6 +435,7 @@ class _Adam(torch.optim.Adam):
         decays = [(p, group.get("weight_decay", 0.0)) for group in groups for p in group["params"]]
         self.decayed = [p for p, decay in decays if decay]
         self.decays = [decay for _, decay in decays if decay]
+        self._step_supports_amp_scaling = False  # gradients come unscaled: the decay is added to them
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
