@@ -195,6 +195,38 @@ def test_batch_norm_is_in_evaluation_mode_whatever_the_caller_left(rate):
     assert torch.equal(fgsm(net.train(), x, step=0.1, seed=0), asleep)
 
 
+class Watching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 6))
+        self.seen = []
+
+    def forward(self, x):
+        if x.requires_grad:
+            self.seen.append(self.weight.requires_grad)
+        return F.linear(F.dropout(x, 0.5), self.weight)
+
+
+def test_no_time_is_spent_on_gradients_of_the_weights():
+    net = Watching()
+    fgsm(net, torch.rand(9, 6), step=0.1)
+    assert net.seen
+    assert not any(net.seen)
+
+
+def test_layers_that_work_in_place_spare_the_inputs():
+    net, x = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 4)), torch.rand(9, 6) - 0.5
+    plain = nn.Sequential(nn.ReLU(), net[1])
+    assert torch.equal(fgsm(net, x, step=0.1, clip=None), fgsm(plain, x, step=0.1, clip=None))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_dtype_of_the_inputs_is_kept(dtype):
+    moved = fgsm(small().to(dtype), torch.full((9, 6), 0.5, dtype=dtype), step=0.25)
+    assert moved.dtype == dtype
+    assert ((moved - 0.5).abs() == 0.25).double().mean() > 0.9
+
+
 def test_callers_without_gradients_can_attack():
     net, x = small(), torch.rand(9, 6)
     expected = fgsm(net, x, step=0.1, seed=0)
@@ -212,7 +244,7 @@ def test_rows_do_not_depend_on_the_batches():
     assert fgsm(small(), torch.rand(0, 6), step=0.1).shape == (0, 6)
 
 
-def test_batches_of_one_seed_draw_their_own_masks_as_predictions_do():
+def test_batches_of_one_seed_draw_their_own_masks():
     net, x = small(), torch.full((8, 6), 0.5)
     moved = fgsm(net, x, step=0.1, n_passes=1, seed=3, batch_size=4)
     assert not torch.equal(moved[:4], moved[4:])

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import bbalpha
+from bbalpha import detection
 from bbalpha.detection import Detector, conformal_threshold
 from bbalpha.networks import mlp
 
@@ -196,6 +197,15 @@ def test_any_changed_byte_is_noticed(saved):
             Detector.load(folder, detector.model)
     path.write_bytes(data[:100])
     with pytest.raises(ValueError, match="is damaged"):
+        Detector.load(folder, detector.model)
+
+
+def test_a_file_of_another_format_is_refused(saved, monkeypatch):
+    detector, folder = saved
+    monkeypatch.setattr(detection, "_FORMAT", 2)
+    detector.save(folder)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="has format 2 and this bbalpha reads 1; fit the detector again"):
         Detector.load(folder, detector.model)
 
 

@@ -30,7 +30,7 @@ from bbalpha.predictive import ClassificationPrediction
 
 Score = Literal["entropy", "mutual_information", "variation_ratio"]
 _SCORES = ("entropy", "mutual_information", "variation_ratio")
-_FILE = "detector.json"
+_FILE, _FORMAT = "detector.json", 1
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ class Detector:
         The file names the weights it belongs to by their hash; a model saved anew in the folder leaves it out.
         """
         state = {
+            "format": _FORMAT,
             "score": self.score,
             "false_alarm": self.false_alarm,
             "n_passes": self.n_passes,
@@ -148,7 +149,10 @@ class Detector:
             raise FileNotFoundError(f"`folder` must exist, from bbalpha.save(model, path); {str(folder)!r} does not.")
         fresh = target / f".{_FILE}.{uuid.uuid4().hex}.tmp"
         try:
-            fresh.write_bytes(_file(state))
+            with fresh.open("wb") as file:
+                file.write(_file(state))
+                file.flush()
+                os.fsync(file.fileno())
             fresh.replace(target / _FILE)
         finally:
             fresh.unlink(missing_ok=True)
@@ -175,7 +179,11 @@ class Detector:
             whole = False
         if not whole:
             raise ValueError(f"{str(path)!r} is damaged: it is not what was written. Fit and save the detector again.")
-        threshold, weights = state.pop("threshold"), state.pop("weights")
+        form, threshold, weights = (state.pop(name, None) for name in ("format", "threshold", "weights"))
+        if form != _FORMAT:
+            raise ValueError(
+                f"{str(path)!r} has format {form!r} and this bbalpha reads {_FORMAT}; fit the detector again."
+            )
         if weights != _weights_hash(model):
             raise ValueError("`model` must have the weights the detector was fitted with; got others. Fit it again.")
         detector = cls(model, **state)
