@@ -131,8 +131,8 @@ class Predictive(nn.Module):
         seed: None draws fresh masks at every call; an int fixes them, with "shared" to K networks.
 
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
-    >>> Predictive(net, n_passes=20)(torch.zeros(4, 2)).exp().sum(1)
-    tensor([1.0000, 1.0000, 1.0000, 1.0000], grad_fn=<SumBackward1>)
+    >>> Predictive(net, n_passes=20)(torch.zeros(4, 2)).exp().sum(1).allclose(torch.ones(4))
+    True
     """
 
     def __init__(
