@@ -113,6 +113,13 @@ def test_what_an_earlier_call_left_of_another_file_does_no_harm(server, path, le
     assert path.read_bytes() == CONTENT
 
 
+def test_more_than_the_file_has_is_seen_without_a_checksum(server, path):
+    path.parent.mkdir(parents=True)
+    (path.parent / "partial-file.bin").write_bytes(CONTENT + b"more")
+    download([server.url()], path)
+    assert path.read_bytes() == CONTENT
+
+
 def test_a_file_left_whole_is_not_fetched_again(server, path):
     path.parent.mkdir(parents=True)
     (path.parent / "partial-file.bin").write_bytes(CONTENT)
@@ -182,3 +189,14 @@ def test_a_bar_on_a_terminal(server, path, capsys, monkeypatch, progress, termin
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     download([server.url()], path, progress=progress)
     assert ("file.bin: 100%" in capsys.readouterr().err) == shown
+
+
+def test_the_bar_of_a_resumed_download_begins_where_it_stopped(server, path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    server.cuts = 1
+    download([server.url()], path)
+    first, second = capsys.readouterr().err.split("\n")[:2]
+    assert "50%" in first
+    assert "100%" not in first
+    assert "50%" in second
+    assert "100%" in second

@@ -173,7 +173,15 @@ def test_wrong_idx_files_are_named(tmp_path, content, said):
         read_idx(path)
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-9], lambda b: b[:30] + b"?????" + b[35:], lambda b: b"no gzip"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda b: b[:-9],
+        lambda b: b[:10] + b"\xff" * 5 + b[15:],
+        lambda b: b[:-8] + b"crc?" + b[-4:],
+        lambda b: b"no gzip",
+    ],
+)
 def test_damaged_idx_files_are_named(tmp_path, damage):
     path = toy_idx(tmp_path, np.arange(2000) % 251)
     path.write_bytes(damage(path.read_bytes()))
