@@ -22,9 +22,7 @@ WAYS = {
     "ours-shared": '**bbalpha**, `masks="shared"`',
     "ours-chunked": "bbalpha, `chunk_size=K/10`",
     "baal": "baal {baal}",
-    "baal-loop": "baal {baal}, a pass at a time",
     "torch-uncertainty": "torch-uncertainty {torch-uncertainty}",
-    "torch-uncertainty-loop": "torch-uncertainty {torch-uncertainty}, a pass at a time",
 }
 
 

@@ -69,7 +69,7 @@ def pass_seed(seed: int, index: int) -> int:
 
 def draw_seed() -> int:
     """A seed drawn from torch's global generator, which moves on as it does for nn.Dropout."""
-    return int(torch.empty((), dtype=torch.int64).random_())
+    return int(torch.empty((), dtype=torch.int64).random_().item())
 
 
 class Passes:
@@ -84,8 +84,8 @@ class Passes:
         self.first = first
         self.count = count
         self.device = device
-        seeds = [pass_seed(seed, k) for k in range(first, first + count)]
-        self.generators = [torch.Generator(device or "cpu").manual_seed(s) for s in seeds]
+        where = () if device is None or device.type == "cpu" else (device,)
+        self.generators = [torch.Generator(*where).manual_seed(pass_seed(seed, k)) for k in range(first, first + count)]
 
     def part(self, start: int, count: int) -> "Passes":
         """At most `count` of these passes, before anything was drawn."""

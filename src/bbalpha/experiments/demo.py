@@ -216,7 +216,9 @@ def picture(example: Example, path: Path) -> Path:
 
     figure = Figure(figsize=(13, 4.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    plots.reliability_diagram({k: metrics.reliability(p.probs, y) for k, (p, y, _) in example.items()}, ax=left)
+    plots.reliability_diagram(
+        {k: metrics.reliability(p.probs, y, n_bins=8, adaptive=True) for k, (p, y, _) in example.items()}, ax=left
+    )
     left.legend(frameon=False, loc="lower right", fontsize=8)
     for ax, label in ((middle, "plain network"), (right, "alpha = 0.5")):
         p, _, strange = example[label]
