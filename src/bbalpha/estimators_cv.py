@@ -23,8 +23,9 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor
 from bbalpha.estimators_base import Array, default_batch_size, default_epochs, default_input_dropout, n_held_out
 from bbalpha.feed import order
-from bbalpha.population import Likelihood, Member, fit_population
+from bbalpha.population import fit_population
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
+from bbalpha.stacked import Likelihood, Member
 
 
 class _Search(BaseEstimator):

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from bbalpha.feed import order, step_seed
-from bbalpha.stacked import Likelihood, Member, Stack, initial_network, pad, tables
+from bbalpha.stacked import Likelihood, Stack, initial_network, pad, tables
+from bbalpha.stacked import Member as Member  # also a name of this module
 from bbalpha.training import cosine
 
 

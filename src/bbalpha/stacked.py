@@ -1,0 +1,285 @@
+"""The network of a population: M networks of one shape, their weights stacked, (M, out, in).
+
+Every layer is one batched product over the members. Members whose seed, rows and rates agree draw the same masks,
+and draw them once; the scale of what dropout keeps is put into the next weights, M numbers instead of an activation.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bbalpha.feed import step_seed
+from bbalpha.masks import draw_noise, pass_seed
+from bbalpha.networks import mlp
+
+Likelihood = Literal["gaussian", "categorical"]
+_BLOCK = 2**20  # activations worked on together: 4 MiB
+_threshold = torch.ops.aten.threshold_backward  # (x, noise, t): x where noise > t, else 0
+
+
+@dataclass(frozen=True)
+class Member:
+    """One network of a population.
+
+    Attributes:
+        train: Indices of its training rows.
+        validation: Indices of rows that early stopping looks at; None has none.
+        alpha: Of the objective.
+        dropout: The rate at hidden units.
+        input_dropout: The rate at the inputs.
+        length_scale: l of the prior, on standardised data.
+        learning_rate: Of Adam.
+        seed: Of initial weights, order and masks.
+    """
+
+    train: Sequence[int] | Tensor
+    validation: Sequence[int] | Tensor | None = None
+    alpha: float = 0.5
+    dropout: float = 0.05
+    input_dropout: float = 0.0
+    length_scale: float = 1.0
+    learning_rate: float = 0.01
+    seed: int = 0
+
+
+@dataclass
+class Stack:
+    """Parameters of M networks and what they compute."""
+
+    members: tuple[Member, ...]
+    flat: Tensor  # (M, P): all parameters of a member in one row
+    sizes: list[int]
+    x_mean: Tensor
+    x_scale: Tensor
+    y_mean: Tensor
+    y_scale: Tensor
+    likelihood: Likelihood
+
+    @classmethod
+    def start(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        members: Sequence[Member],
+        hidden: Sequence[int],
+        likelihood: Likelihood,
+        weight: Tensor | None,
+    ) -> "Stack":
+        """Fresh members, standardised by their own training rows."""
+        outputs = y.shape[1] if likelihood == "gaussian" else int(y.max()) + 1
+        sizes = [x.shape[1], *hidden, outputs]
+        nets = [initial_network(sizes, m) for m in members]
+        rows = [torch.cat([p.detach().flatten() for p in net.parameters()] + [torch.zeros(1)]) for net in nets]
+        scalers = [_standardiser(x, m, weight) for m in members]
+        if likelihood == "gaussian":
+            targets = [_standardiser(y, m, weight) for m in members]
+        else:
+            targets = [(torch.zeros(1, 1), torch.ones(1, 1))] * len(members)
+        x_mean, x_scale = (torch.stack(part) for part in zip(*scalers, strict=True))
+        y_mean, y_scale = (torch.stack(part) for part in zip(*targets, strict=True))
+        return cls(tuple(members), torch.stack(rows), sizes, x_mean, x_scale, y_mean, y_scale, likelihood)
+
+    @classmethod
+    def of(cls, p: Any) -> "Stack":
+        """The stack of a trained `Population`."""
+        parts = [t.flatten(1) for layer in p.weights for t in layer] + [p.log_precision[:, None]]
+        sizes = [p.weights[0][0].shape[2], *(w.shape[1] for w, _ in p.weights)]
+        return cls(p.members, torch.cat(parts, 1), sizes, p.x_mean, p.x_scale, p.y_mean, p.y_scale, p.likelihood)
+
+    def layers(self, flat: Tensor) -> tuple[tuple[tuple[Tensor, Tensor], ...], Tensor]:
+        """Views of `flat` (M, P): weight (M, out, in) and bias (M, 1, out) of each layer, and log precision (M,)."""
+        found, at = [], 0
+        for n_in, n_out in zip(self.sizes, self.sizes[1:], strict=False):
+            weight = flat[:, at : at + n_in * n_out].view(-1, n_out, n_in)
+            at += n_in * n_out
+            found.append((weight, flat[:, at : at + n_out].view(-1, 1, n_out)))
+            at += n_out
+        return tuple(found), flat[:, at]
+
+    def rates(self) -> list[list[float]]:
+        """For every layer the dropout rate of its inputs, by member."""
+        hidden = [[m.dropout for m in self.members]] * (len(self.sizes) - 2)
+        return [[m.input_dropout for m in self.members], *hidden]
+
+    def forward(
+        self, flat: Tensor, x: Tensor, seeds: Sequence[int], counts: Sequence[int], n_passes: int, part: slice
+    ) -> Tensor:
+        """Outputs (M, K, B, D) of the members in `part` for standardised inputs (M, B, F).
+
+        Of a member's rows the first `counts` are real.
+        """
+        M, B, _ = x.shape
+        layers, _ = self.layers(flat)
+        by_layer = [rates[part] for rates in self.rates()]
+        draws = _Draws.of(list(zip(seeds, counts, *by_layer, strict=True)), n_passes, B)
+        h = x.unsqueeze(1)  # (M, 1 or K, B, in): what all passes share is computed once
+        for i, (weight, bias) in enumerate(layers):
+            if any(by_layer[i]):
+                noise, scale = draws.noise(i, h.shape[-1])
+                h = _drop(h, noise, relu=i > 0)
+                weight = weight * scale[:, None, None]
+            elif i:
+                h = h.relu()
+            rows = h.flatten(1, 2)
+            if weight.shape[1] == 1:  # a batched product with one column is slower than this
+                out = (rows * weight).sum(-1, keepdim=True) + bias
+            else:
+                out = torch.baddbmm(bias, rows, weight.transpose(1, 2))
+            h = out.view(M, -1, B, weight.shape[1])
+        return h.expand(M, n_passes, B, h.shape[-1])
+
+    def chunks(self, rows: int) -> list[slice]:
+        """Members that are worked on together: as many as stay in the cache, at `rows` passes times rows each."""
+        size = max(1, _BLOCK // (rows * max(self.sizes)))
+        return [slice(i, i + size) for i in range(0, len(self.members), size)]
+
+    def losses(self, outputs: Tensor, target: Tensor, log_precision: Tensor) -> Tensor:
+        """Minus the log-likelihood of every pass: (M, K, B, D), (M, B, D) or (M, B) -> (M, K, B)."""
+        if self.likelihood == "categorical":
+            index = target[:, None, :, None].expand(*outputs.shape[:3], 1)
+            return -F.log_softmax(outputs, -1).gather(-1, index).squeeze(-1)
+        tau = log_precision[:, None, None]
+        squares = (target.unsqueeze(1) - outputs).square().sum(-1)
+        return 0.5 * (tau.exp() * squares + outputs.shape[-1] * (math.log(2 * math.pi) - tau))
+
+    def batch(self, x: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Standardised inputs (M, B, F) and targets of the rows (M, B)."""
+        inputs = (x[rows] - self.x_mean) / self.x_scale
+        target = y[rows] if self.likelihood == "categorical" else (y[rows] - self.y_mean) / self.y_scale
+        return inputs.float(), target if self.likelihood == "categorical" else target.float()
+
+    def log_likelihood(self, x: Tensor, y: Tensor, rows: list[Tensor], n_passes: int, size: int = 256) -> list[Tensor]:
+        """Of the predictive distribution, for each member's rows, in units of y."""
+        parts: list[list[Tensor]] = [[] for _ in rows]
+        _, log_precision = self.layers(self.flat)
+        shift = self.y_scale.log().sum((1, 2))
+        with torch.no_grad():
+            for start in range(0, max((len(r) for r in rows), default=0), size):
+                chosen, counts = pad([r[start : start + size] for r in rows])
+                inputs, target = self.batch(x, y, chosen)
+                seeds = [step_seed(m.seed + 1, start // size) for m in self.members]
+                for c in self.chunks(n_passes * chosen.shape[1]):
+                    outputs = self.forward(self.flat[c], inputs[c], seeds[c], counts[c], n_passes, c)
+                    losses = self.losses(outputs, target[c], log_precision[c])
+                    values = (-losses).logsumexp(1) - math.log(n_passes) - shift[c, None]  # (M, B)
+                    for part, value, n in zip(parts[c], values, counts[c], strict=True):
+                        part.append(value[:n])
+        return [torch.cat(part) if part else torch.empty(0) for part in parts]
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """The generators of members; those that would draw the same masks (seed, rows and rates agree) share one.
+
+    Attributes:
+        keys: The distinct (seed, rows, rate of each layer).
+        owner: Which of the keys each member has.
+        generators: K of them for each key.
+        B: Rows of a batch.
+    """
+
+    keys: list[tuple[Any, ...]]
+    owner: list[int]
+    generators: list[list[torch.Generator]]
+    B: int
+
+    @classmethod
+    def of(cls, members: list[tuple[Any, ...]], n_passes: int, B: int) -> "_Draws":
+        index = {key: i for i, key in enumerate(dict.fromkeys(members))}
+        generators = [[torch.Generator().manual_seed(pass_seed(key[0], k)) for k in range(n_passes)] for key in index]
+        return cls(list(index), [index[m] for m in members], generators, B)
+
+    def noise(self, layer: int, width: int) -> tuple[Tensor, Tensor]:
+        """What is positive where a unit is kept (M, K, B, width), and the scale of what is kept (M,)."""
+        groups: dict[tuple[float, int], list[int]] = {}  # one rate and one number of rows are drawn together
+        for u, key in enumerate(self.keys):
+            groups.setdefault((key[2 + layer], key[1]), []).append(u)
+        K = len(self.generators[0])
+        scale = torch.ones(len(self.keys))
+        noise: Tensor | None = None
+        for (rate, count), chosen in groups.items():
+            if rate == 0 or count == 0:
+                continue
+            (drawn,) = draw_noise([g for u in chosen for g in self.generators[u]], [((count, width), rate)])
+            scale[chosen] = drawn.scale
+            kept = drawn.values.view(len(chosen), K, count, width).float().sub_(drawn.threshold or 0)
+            if len(groups) == 1 and count == self.B:
+                noise = kept
+                break
+            noise = torch.ones(len(self.keys), K, self.B, width) if noise is None else noise
+            for u, part in zip(chosen, kept, strict=True):
+                noise[u, :, :count] = part
+        noise = torch.ones(len(self.keys), K, self.B, width) if noise is None else noise
+        if len(self.keys) == len(self.owner):
+            return noise, scale
+        return noise[self.owner], scale[self.owner]
+
+
+def _drop(x: Tensor, noise: Tensor, *, relu: bool) -> Tensor:
+    out: Tensor = _Drop.apply(x, noise, relu)
+    return out
+
+
+class _Drop(torch.autograd.Function):
+    """x (or its positive part) where noise > 0, else 0; the scale of what is kept is in the next weights."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, noise: Tensor, relu: bool) -> Tensor:
+        ctx.shape = x.shape
+        out: Tensor = _threshold((x.relu() if relu else x).expand_as(noise), noise, 0)
+        ctx.save_for_backward(out if relu else noise)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (positive,) = ctx.saved_tensors
+        return _threshold(grad, positive, 0).sum_to_size(ctx.shape), None, None
+
+
+# ------------------------------------------------------------------------------ helpers
+
+
+def initial_network(sizes: Sequence[int], member: Member) -> nn.Sequential:
+    """The member's network as it starts out."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(member.seed)
+        return mlp(sizes, dropout=member.dropout, input_dropout=member.input_dropout)
+
+
+def tables(x: Any, y: Any, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
+    """Inputs (N, F) and targets (N, D) in double precision; class indices (N,) as they are."""
+    inputs, target = _own(x).double(), _own(y)
+    if inputs.ndim != 2 or len(target) != len(inputs):
+        raise ValueError(
+            f"`x` must be (N, F) with a row for each of `y`; got {tuple(inputs.shape)}, {tuple(target.shape)}."
+        )
+    return inputs, target.long() if likelihood == "categorical" else target.double().reshape(len(inputs), -1)
+
+
+def _own(values: Any) -> Tensor:
+    """A tensor; a copy of an array that may not be written to."""
+    return values if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
+
+
+def _standardiser(values: Tensor, member: Member, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of the member's training rows, each (1, F)."""
+    rows = torch.as_tensor(member.train)
+    share = torch.ones(len(rows), 1, dtype=torch.float64) if weight is None else weight[rows].double()[:, None]
+    share = share / share.sum()
+    mean = (values[rows] * share).sum(0, keepdim=True)
+    scale = ((values[rows] - mean).square() * share).sum(0, keepdim=True).sqrt()
+    return mean, torch.where(scale <= 1e-12 * mean.abs() + 1e-300, 1.0, scale)
+
+
+def pad(rows: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+    """Rows of different numbers as one table (M, B), and how many of each are real."""
+    counts = [len(r) for r in rows]
+    if len(set(counts)) == 1:
+        return torch.stack(list(rows)), counts
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True), counts
