@@ -1,0 +1,48 @@
+import numpy as np
+import pytest
+import torch
+from sklearn.preprocessing import StandardScaler
+
+from bbalpha.estimators_base import (
+    default_batch_size,
+    default_epochs,
+    default_input_dropout,
+    n_held_out,
+    seeded_mlp,
+    standardiser,
+)
+
+
+def test_standardisation_is_that_of_scikit_learn_weights_included():
+    rng = np.random.RandomState(0)
+    values, weight = rng.normal(3, 5, (30, 2)), rng.uniform(size=30)
+    for w in (None, weight):
+        theirs = StandardScaler().fit(values, sample_weight=w)
+        mean, scale = standardiser(values, w)
+        np.testing.assert_allclose(mean, theirs.mean_)
+        np.testing.assert_allclose(scale, theirs.scale_)
+    assert standardiser(np.full((5, 1), 0.998))[1] == 1.0  # a constant column up to rounding
+
+
+@pytest.mark.parametrize("n_rows", [1, 20, 300, 2000, 2001, 10_000, 10**6])
+def test_defaults_by_rows_are_usable(n_rows):
+    batch = default_batch_size(n_rows)
+    assert 40 <= default_epochs(n_rows, batch) <= 500
+    assert default_input_dropout(n_rows, 0.05) in (0.05, 0.0)
+    assert 0 <= n_held_out(n_rows, 0.1) < n_rows
+    assert n_held_out(n_rows, 0.0) == 0
+
+
+def test_held_out_fractions_are_checked():
+    assert n_held_out(49, 0.1) == 5
+    assert n_held_out(40, 0.1) == 0  # too few to tell anything
+    with pytest.raises(ValueError, match=r"at least 0 and less than 1; got 1\.0"):
+        n_held_out(10, 1.0)
+
+
+def test_weights_follow_from_the_seed_alone():
+    state = torch.get_rng_state()
+    a, b, c = (seeded_mlp([2, 3, 1], s, dropout=0.1, input_dropout=0.0) for s in (1, 1, 2))
+    assert torch.equal(a[0].weight, b[0].weight)
+    assert not torch.equal(a[0].weight, c[0].weight)
+    assert torch.equal(state, torch.get_rng_state())
