@@ -92,9 +92,10 @@ def test_weight_decay_takes_the_steps_of_the_penalty(optimizer):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
-def test_every_parameter_is_in_one_group():
+@pytest.mark.parametrize("length_scale", [0.0, 1.0])
+def test_every_parameter_is_in_one_group(length_scale):
     net = mlp([3, 4, 2], dropout=0.2, input_dropout=0.5)
-    listed = [p for g in param_groups(net, length_scale=1.0, n_data=10) for p in g["params"]]
+    listed = [p for g in param_groups(net, length_scale=length_scale, n_data=10) for p in g["params"]]
     assert sorted(map(id, listed)) == sorted(map(id, net.parameters()))
 
 

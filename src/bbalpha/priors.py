@@ -95,7 +95,7 @@ def param_groups(
     for parameter, p in _quadratic(model, keep, biases=False):
         groups.setdefault(float(length_scale**2 / (p * n_data)), []).append(parameter)
         decayed.add(parameter)
-    groups[0.0] = [p for p in model.parameters() if p not in decayed]
+    groups.setdefault(0.0, []).extend(p for p in model.parameters() if p not in decayed)
     return [{"params": params, "weight_decay": decay} for decay, params in groups.items() if params]
 
 
