@@ -52,6 +52,7 @@ def test_rows_times_passes_stay_within_the_budget(batch_size, budget, monkeypatc
         seen.clear()
         (outputs,) = collect(model, x, Passes(n_passes=6, batch_size=batch_size), joined, row_axis=1)
     assert outputs.shape == (6, 20, 8)
+    assert seen.pop(0) == 2 * 8  # two rows show how much a row gives
     assert sum(seen) == 6 * 20 * 8  # passes are stacked here: what is seen is what is held
     one_pass = (batch_size or 1) * 8  # no fewer than one pass of a batch can be run
     assert max(seen) <= max(budget, one_pass)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
 from bbalpha import masks as fast_masks
@@ -82,8 +83,11 @@ def collect(model: nn.Module, x: Any, passes: Passes, reduce: Reduce, *, row_axi
     rows = _Rows(row_axis, total)
     base = fast_masks.draw_seed() if passes.seed is None else passes.seed
     with torch.no_grad(), evaluation(model), _bar(x, total, passes.progress) as bar:
+        numbers = None
         for part in (x,) if whole else x:
-            for inputs, group, chunk in _cut(model, Inputs.of(part, passes.batch_dim), passes):
+            given = Inputs.of(part, passes.batch_dim)
+            numbers = numbers or _outputs_a_row(model, given, passes)
+            for inputs, group, chunk in _cut(model, given, passes, numbers):
                 _check_inputs(inputs, rows.count)
                 # one function a pass for all rows when masks are shared; else every batch draws its own
                 own = rows.count > 0 and passes.masks == "per_example"
@@ -110,17 +114,19 @@ def evaluation(model: nn.Module) -> Iterator[None]:
 # ------------------------------------------------------------------------------ cutting
 
 
-def _cut(model: nn.Module, inputs: Inputs, passes: Passes) -> Iterator[tuple[Inputs, int, int]]:
+def _cut(model: nn.Module, inputs: Inputs, passes: Passes, numbers: int) -> Iterator[tuple[Inputs, int, int]]:
     """Batches of rows, how many passes to reduce at a time, and how many of these to run at a time.
 
-    The group of passes depends on one row's size alone, so that seeded results do not depend on `batch_size`.
+    Many rows at a time rather than few: what a pass costs besides its rows (masks that are shared, weights that are
+    gathered) is paid once a batch. The group of passes depends on the `numbers` that one row gives alone, so that
+    seeded results do not depend on `batch_size`.
     """
     here = [t for t in inputs.tensors if t.ndim > inputs.batch_dim and t.shape[inputs.batch_dim] == inputs.rows]
     widest = max((max(p.shape[:2]) for p in model.parameters() if p.ndim > 1), default=1)
     width = max(widest, sum(t.numel() for t in here) // max(1, inputs.rows))
-    calls = max(1, _BUDGET // width)  # rows times passes
-    group = min(passes.n_passes, calls)
-    size = passes.batch_size or max(1, calls // group)
+    calls = max(1, _BUDGET // width)  # rows times passes whose activations are held
+    group = min(passes.n_passes, max(1, _BUDGET // numbers))
+    size = passes.batch_size or max(1, min(calls, _BUDGET // (group * numbers)))
     chunk = max(1, calls // max(1, min(size, inputs.rows)))
     if inputs.rows <= size:
         yield inputs, group, chunk
@@ -131,24 +137,33 @@ def _cut(model: nn.Module, inputs: Inputs, passes: Passes) -> Iterator[tuple[Inp
         yield Inputs(part, inputs.batch_dim, count), group, chunk
 
 
+def _outputs_a_row(model: nn.Module, inputs: Inputs, passes: Passes) -> int:
+    """How many numbers one pass gives for one row, seen on two of them."""
+    few = inputs.first(2)
+    outputs = _sampled(model, few, passes, 1, chunk=1, seed=0)
+    numbers = sum(t.numel() for t in tree_leaves(outputs) if isinstance(t, Tensor))
+    return max(1, numbers // max(1, few.rows))
+
+
 def _groups(model: nn.Module, inputs: Inputs, passes: Passes, group: int, chunk: int, seed: int) -> Iterator[Any]:
     """The outputs of one batch, `group` passes at a time."""
     for first in range(0, passes.n_passes, group):
-        try:
-            yield sample(
-                model,
-                inputs.x,
-                min(group, passes.n_passes - first),
-                masks=passes.masks,
-                chunk_size=chunk,
-                batch_dim=passes.batch_dim,
-                seed=fast_masks.pass_seed(seed, first) if first else seed,
-            )
-        except (RuntimeError, TypeError, IndexError) as error:
-            misfit = _misfit(model, inputs)
-            if misfit is None:
-                raise
-            raise ValueError(misfit) from error
+        count = min(group, passes.n_passes - first)
+        own = fast_masks.pass_seed(seed, first) if first else seed
+        yield _sampled(model, inputs, passes, count, chunk=chunk, seed=own)
+
+
+def _sampled(model: nn.Module, inputs: Inputs, passes: Passes, count: int, *, chunk: int, seed: int) -> Any:
+    """`sample`, with an error that says which layer the inputs do not fit."""
+    try:
+        return sample(
+            model, inputs.x, count, masks=passes.masks, chunk_size=chunk, batch_dim=passes.batch_dim, seed=seed
+        )
+    except (RuntimeError, TypeError, IndexError) as error:
+        misfit = _misfit(model, inputs)
+        if misfit is None:
+            raise
+        raise ValueError(misfit) from error
 
 
 class _Rows:

@@ -66,7 +66,10 @@ class Run:
 
     def all(self, count: int, chunk_size: int | None) -> Any:
         """All passes, at most `chunk_size` at a time."""
-        return self(0, count) if chunk_size is None or chunk_size >= count else self.chunked(count, chunk_size)
+        bounded = self.plan.strategy == "chain" and not torch.is_grad_enabled()  # by itself, its prefix run once
+        if chunk_size is None or chunk_size >= count or bounded:
+            return self(0, count)
+        return self.chunked(count, chunk_size)
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
