@@ -8,6 +8,7 @@ K-pass step, on operands that lie ready. Results go to results/benchmarks.json a
 """
 
 import argparse
+import copy
 import importlib.util
 import json
 import os
@@ -93,17 +94,17 @@ def predict_ways(net, x, K):
 
 
 def peers(net, x, K):
-    """MC dropout of other libraries, as their documentation calls it."""
+    """MC dropout of other libraries, as their documentation calls it; on copies, as baal changes the model."""
     found = {}
     if importlib.util.find_spec("baal"):
         from baal.bayesian.dropout import MCDropoutModule
         from baal.modelwrapper import ModelWrapper, TrainingArgs
 
-        wrapped = ModelWrapper(MCDropoutModule(net), TrainingArgs(use_cuda=False))
+        wrapped = ModelWrapper(MCDropoutModule(copy.deepcopy(net)), TrainingArgs(use_cuda=False))
         found["baal"] = lambda: wrapped.predict_on_batch(x, iterations=K).softmax(1).mean(-1)
     module = torch_uncertainty()
     if module is not None:
-        model = module.mc_dropout(net, num_estimators=K, task="classification").eval()
+        model = module.mc_dropout(copy.deepcopy(net), num_estimators=K, task="classification").eval()
 
         def run():
             with torch.no_grad():
