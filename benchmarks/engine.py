@@ -366,7 +366,7 @@ def main():
     keep = options.resume or options.only
     rows = json.loads(options.out.read_text())["rows"] if keep and options.out.exists() else []
     start = time.perf_counter()
-    command = " ".join(["python benchmarks/engine.py", *sys.argv[1:]])
+    command = "python benchmarks/engine.py" + (", in several runs" if rows else "")
     peers_found = {}
     for name in ("baal", "torch-uncertainty"):
         try:
