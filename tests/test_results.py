@@ -24,6 +24,22 @@ def test_results_are_written_whole_and_read_back(tmp_path):
         results.read(path)
 
 
+def test_a_ledger_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
+    first = results.Ledger(tmp_path / "x.json", command="make x", seed=1)
+    first.add([{"alpha": 0.5, "nll": 1.0}], seconds=2)
+    again = results.Ledger(tmp_path / "x.json", command="make x", seed=1)
+    assert again.has(alpha=0.5) and not again.has(alpha=0.0)
+    again.add([{"alpha": 0.0, "nll": 2.0}], seconds=3)
+    content = results.read(tmp_path / "x.json")
+    assert [r["alpha"] for r in content["rows"]] == [0.5, 0.0]
+    assert content["seconds"] == 5
+    with pytest.raises(ValueError, match="seed, 2"):
+        results.Ledger(tmp_path / "x.json", command="make x", seed=2)
+    monkeypatch.setattr(results, "versions", lambda: {"torch": "0"})
+    with pytest.raises(ValueError, match="delete it, or give another"):
+        results.Ledger(tmp_path / "x.json", command="make x", seed=1)
+
+
 def test_tables_are_those_of_the_results():
     subprocess.run([sys.executable, "docs/make_tables.py", "--check"], check=True, cwd=ROOT)
 

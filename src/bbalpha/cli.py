@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 try:
@@ -28,6 +29,11 @@ app = typer.Typer(
 
 data_app = typer.Typer(help="The data sets of the paper.")
 app.add_typer(data_app, name="data")
+reproduce_app = typer.Typer(help="The experiments of the paper; each can be stopped and goes on where it was.")
+app.add_typer(reproduce_app, name="reproduce")
+
+_Quick = Annotated[bool, typer.Option("--quick", help="A small size that takes a minute, to see it run.")]
+_Out = Annotated[Path, typer.Option(help="Folder of the results (JSON) and of the states of unfinished runs.")]
 
 
 @contextmanager
@@ -97,6 +103,86 @@ def data_fetch(
         for name in names or [entry.name for entry in catalogue() if entry.name != "year"]:  # year: 200 MB
             for path in fetch(name):
                 typer.echo(f"{name:9} {path}")
+
+
+@reproduce_app.command("regression")
+def reproduce_regression(
+    datasets: Annotated[str, typer.Option(help="As `data list` has them, with commas; all nine if empty.")] = "",
+    alphas: Annotated[str, typer.Option(help="With commas.")] = "0,0.5,1",
+    splits: Annotated[int, typer.Option(min=1, help="At most so many of the published splits.")] = 20,
+    methods: Annotated[str, typer.Option(help="With commas: bbalpha, its variants and baselines; all if empty.")] = "",
+    quick: _Quick = False,
+    out: _Out = Path("results"),
+) -> None:
+    """Run the UCI table: alpha networks, their variants and the baselines, on the published splits."""
+    with mistakes():
+        from bbalpha.experiments.regression import reproduce
+
+        chosen = [_number("--alphas", a) for a in _listed(alphas)]
+        done = reproduce(
+            datasets=_listed(datasets), alphas=chosen, splits=splits, methods=_listed(methods), quick=quick, out=out
+        )
+    typer.echo(done)
+
+
+@reproduce_app.command("classification")
+def reproduce_classification(
+    models: Annotated[str, typer.Option(help="With commas.")] = "dense,cnn",
+    alphas: Annotated[str, typer.Option(help="With commas.")] = "0,0.5,1",
+    seeds: Annotated[int, typer.Option(min=1, help="How many networks of each kind.")] = 3,
+    quick: _Quick = False,
+    out: _Out = Path("results"),
+) -> None:
+    """Run MNIST with the dense and the convolutional network."""
+    with mistakes():
+        from bbalpha.experiments.classification import reproduce
+
+        chosen = [_number("--alphas", a) for a in _listed(alphas)]
+        done = reproduce(models=_listed(models), alphas=chosen, seeds=seeds, quick=quick, out=out)
+    typer.echo(done)
+
+
+@reproduce_app.command("runtime")
+def reproduce_runtime(
+    ways: Annotated[str, typer.Option(help="With commas: loop, ours, shared; all if empty.")] = "",
+    passes: Annotated[str, typer.Option(help="K, with commas.")] = "1,10,100",
+    minutes: Annotated[float, typer.Option(min=0.01, help="Training time of every way.")] = 20.0,
+    quick: _Quick = False,
+    out: _Out = Path("results"),
+) -> None:
+    """Run accuracy and log-likelihood against time, for the authors' way and ours."""
+    with mistakes():
+        from bbalpha.experiments.runtime import reproduce
+
+        chosen = [int(_number("--passes", k)) for k in _listed(passes)]
+        done = reproduce(ways=_listed(ways), passes=chosen, minutes=minutes, quick=quick, out=out)
+    typer.echo(done)
+
+
+@reproduce_app.command("adversarial")
+def reproduce_adversarial(
+    alphas: Annotated[str, typer.Option(help="Of the dropout networks, with commas.")] = "0,0.5,1",
+    quick: _Quick = False,
+    out: _Out = Path("results"),
+) -> None:
+    """Run the attacks on MNIST, and their detection."""
+    with mistakes():
+        from bbalpha.experiments.adversarial import reproduce
+
+        done = reproduce(alphas=[_number("--alphas", a) for a in _listed(alphas)], quick=quick, out=out)
+    typer.echo(done)
+
+
+def _listed(text: str) -> list[str]:
+    """The parts between commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ValueError(f"{name} must be numbers with commas between them; got {text!r}.") from error
 
 
 def _made(factory: str, shape: str, batch_dim: int) -> "tuple[nn.Module, Any]":

@@ -1,6 +1,8 @@
 """Results as JSON: what was run, with which versions and seed, how long it took, and flat rows.
 
 write("results/demo.json", command="make demo", seed=0, seconds=60.0, rows=[{"method": "nn", "nll": 0.2}])
+
+A long run keeps a `Ledger`: rows are on disk as soon as they are known, and a run that was cut off goes on behind them.
 """
 
 import json
@@ -42,6 +44,47 @@ def read(path: str | Path) -> dict[str, Any]:
     if missing:
         raise ValueError(f"`path` must be a results file of bbalpha; {path} lacks {', '.join(sorted(missing))}.")
     return content
+
+
+class Ledger:
+    """The results file of a run that may be cut off and taken up again.
+
+    Args:
+        path: The file; rows that it has are kept.
+        command: What a person types to get it whole.
+        seed: Of the whole run; a file of another seed, or of other versions, is refused.
+
+    >>> import tempfile
+    >>> ledger = Ledger(tempfile.mkdtemp() + "/x.json", command="make x", seed=0)
+    >>> ledger.add([{"method": "nn", "split": 0, "nll": 0.2}], seconds=1.5)
+    >>> ledger.has(method="nn", split=0), ledger.has(method="nn", split=1)
+    (True, False)
+    """
+
+    def __init__(self, path: str | Path, *, command: str, seed: int) -> None:
+        self.path, self.command, self.seed = Path(path), command, seed
+        self.rows: list[dict[str, Any]] = []
+        self.seconds = 0.0
+        if self.path.exists():
+            content = read(self.path)
+            now = {"seed": seed, "versions": versions()}
+            for name, value in now.items():
+                if content[name] != value:
+                    raise ValueError(
+                        f"`path` must hold results of this {name}, {value}; {self.path} has {content[name]}: "
+                        "delete it, or give another."
+                    )
+            self.rows, self.seconds = content["rows"], content["seconds"]
+
+    def has(self, **where: Any) -> bool:
+        """Whether there is a row with these values."""
+        return any(all(row.get(k) == _plain(v) for k, v in where.items()) for row in self.rows)
+
+    def add(self, rows: Sequence[dict[str, Any]], *, seconds: float) -> None:
+        """Put rows, and the time they took, into the file."""
+        self.rows = [*self.rows, *rows]
+        self.seconds += seconds
+        write(self.path, command=self.command, seed=self.seed, seconds=self.seconds, rows=self.rows)
 
 
 def versions() -> dict[str, str]:
