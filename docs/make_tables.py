@@ -1,18 +1,20 @@
 """Fill the tables of README and docs from results/*.json: `make tables`; --check only compares.
 
-A table stands between `<!-- table: name -->` and `<!-- end -->`; `name` is a function here.
+A table stands between `<!-- table: name -->` and `<!-- end -->`; `name` is a function here, or `page.name` one of
+docs/tables_page.py.
 """
 
 import argparse
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from bbalpha.experiments import demo as demo_experiment
 from bbalpha.experiments import results
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "benchmarks/README.md")
+PAGES = (ROOT / "README.md", ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").glob("*.md")))
 WAYS = {
     "products": "the bare products",
     "loop": "K separate passes, as the authors did",
@@ -93,12 +95,13 @@ def filled(text):
 
     def table(match):
         try:
-            body = globals()[match[1]]()
+            page, _, name = match[1].rpartition(".")
+            body = (getattr(import_module(f"tables_{page}"), name) if page else globals()[name])()
         except FileNotFoundError as error:
             body = f"(not measured yet: {Path(error.filename).name})"
         return f"<!-- table: {match[1]} -->\n{body}\n<!-- end -->"
 
-    return re.sub(r"<!-- table: (\w+) -->\n.*?<!-- end -->", table, text, flags=re.S)
+    return re.sub(r"<!-- table: ([\w.]+) -->\n.*?<!-- end -->", table, text, flags=re.S)
 
 
 def main():
@@ -106,11 +109,10 @@ def main():
     parser.add_argument("--check", action="store_true", help="exit 1 if a page is not as the results have it")
     check = parser.parse_args().check
     stale = []
-    for page in PAGES:
-        path = ROOT / page
+    for path in PAGES:
         text = path.read_text()
         if filled(text) != text:
-            stale.append(page)
+            stale.append(path.name)
             if not check:
                 path.write_text(filled(text))
     if check and stale:
