@@ -3,7 +3,7 @@
 import copy
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +15,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from bbalpha.checkpoint import build, describe, read_folder, write_folder
+from bbalpha.feed import order
 from bbalpha.networks import mlp
+from bbalpha.population import Member
 from bbalpha.training import cosine, fit
 
 Array = NDArray[Any]
@@ -207,6 +209,25 @@ def n_held_out(n_rows: int, fraction: float) -> int:
         raise ValueError(f"`validation_fraction` must be at least 0 and less than 1; got {fraction!r}.")
     held = round(n_rows * fraction)
     return held if held >= 5 else 0
+
+
+def member(settings: Any, rows: Array, seed: int, candidate: Mapping[str, float]) -> Member:
+    """The network that an estimator of these settings would train on `rows`, as a member of a population.
+
+    Args:
+        settings: An estimator: its `input_dropout`, `learning_rate` and `validation_fraction` are taken.
+        rows: Indices of its training rows; early stopping looks at those of them that `fit` would hold out.
+        seed: The estimator's.
+        candidate: alpha, dropout and length_scale.
+    """
+    shuffled = torch.as_tensor(rows)[order(len(rows), seed=seed, epoch=-1)]
+    held = n_held_out(len(rows), settings.validation_fraction)
+    rate = settings.input_dropout
+    return Member(
+        train=shuffled[held:] if held else torch.as_tensor(rows), validation=shuffled[:held] if held else None,
+        input_dropout=default_input_dropout(len(rows), candidate["dropout"]) if rate is None else rate,
+        learning_rate=settings.learning_rate, seed=seed, **candidate,
+    )  # fmt: skip
 
 
 def standardiser(values: Array, weight: Array | None = None) -> tuple[Array, Array]:

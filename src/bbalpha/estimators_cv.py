@@ -13,7 +13,6 @@ from itertools import product
 from typing import Any, Self
 
 import numpy as np
-import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.model_selection import KFold, StratifiedKFold, check_cv
 from sklearn.utils import check_random_state
@@ -21,11 +20,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor
-from bbalpha.estimators_base import Array, default_batch_size, default_epochs, default_input_dropout, n_held_out
-from bbalpha.feed import order
+from bbalpha.estimators_base import Array, default_batch_size, default_epochs, member
 from bbalpha.population import fit_population
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
-from bbalpha.stacked import Likelihood, Member
+from bbalpha.stacked import Likelihood
 
 
 class _Search(BaseEstimator):
@@ -84,12 +82,12 @@ class _Search(BaseEstimator):
         batch_size = default_batch_size(n_rows) if self.batch_size is None else self.batch_size
         # candidates of a fold side by side: those of one rate share their masks
         work = [
-            (self._member(train, self.seed_ + i, c), test) for i, (train, test) in enumerate(folds) for c in candidates
+            (member(self, train, self.seed_ + i, c), test) for i, (train, test) in enumerate(folds) for c in candidates
         ]
         population = fit_population(
             X,
             y,
-            [member for member, _ in work],
+            [one for one, _ in work],
             epochs=default_epochs(n_rows, batch_size) if self.epochs is None else self.epochs,
             hidden_layer_sizes=self.hidden_layer_sizes,
             likelihood=likelihood,
@@ -110,20 +108,6 @@ class _Search(BaseEstimator):
         self.best_score_ = float(scores.mean(1).max())
         self.alpha_, self.dropout_, self.length_scale_ = best["alpha"], best["dropout"], best["length_scale"]
         return best
-
-    def _member(self, train: Array, seed: int, candidate: dict[str, Any]) -> Member:
-        """A candidate on a fold; early stopping looks at the rows that `fit` would hold out of its training part."""
-        rows = torch.as_tensor(train)[order(len(train), seed=seed, epoch=-1)]
-        held = n_held_out(len(train), self.validation_fraction)
-        rate = (
-            default_input_dropout(len(train), candidate["dropout"])
-            if self.input_dropout is None
-            else self.input_dropout
-        )
-        return Member(
-            train=rows[held:], validation=rows[:held] if held else None, seed=seed, input_dropout=rate,
-            learning_rate=self.learning_rate, **candidate,
-        )  # fmt: skip
 
     def _folds(self, X: Array, y: Array, likelihood: Likelihood) -> list[tuple[Array, Array]]:
         """Training and held-out rows of every fold; an overlap is an error, whoever made the folds."""

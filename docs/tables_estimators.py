@@ -1,0 +1,93 @@
+"""Tables of docs/estimators.md, from results/defaults/*.json and results/chosen_defaults.json."""
+
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean, stdev
+
+from bbalpha.experiments import results
+
+ROOT = Path(__file__).resolve().parent.parent
+METHODS = [("bbalpha", 0.0), ("bbalpha", 0.5), ("bbalpha", 1.0), ("nn", None), ("forest", None), ("gbm", None)]
+SETS = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht")
+
+
+def defaults():
+    """Test NLL of the defaults on the published splits, beside scikit-learn's."""
+    found, contents = _defaults()
+    lines = [
+        "| test NLL | splits | alpha 0 | alpha 0.5 | alpha 1 | MLP | random forest | boosting |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for dataset in SETS:
+        columns = [found[dataset].get(m, []) for m in METHODS]
+        n = " / ".join(str(k) for k in sorted({len(c) for c in columns if c}))
+        best = min((fmean(c) for c in columns if c), default=None)
+        lines.append(f"| {dataset} | {n} | " + " | ".join(_cell(c, best) for c in columns) + " |")
+    head = contents[0]
+    return "\n".join(lines) + (
+        "\n\nMeans over splits with standard errors, the best in bold; lower is better. "
+        f"Made by `{head['command']}` with torch {head['versions']['torch']} and scikit-learn {head['versions']['scikit-learn']}."
+    )
+
+
+def verdict():
+    """Where the defaults win and where they do not."""
+    found, _ = _defaults()
+    means = {d: {m: fmean(v) for m, v in found[d].items()} for d in SETS if ("bbalpha", 0.5) in found[d]}
+    full = {d: m for d, m in means.items() if all(k in m for k in METHODS)}
+    won = [d for d, m in full.items() if m["bbalpha", 0.5] < min(m[k, None] for k in ("nn", "forest", "gbm"))]
+    over = [d for d, m in means.items() if m["bbalpha", 0.5] < m["bbalpha", 0.0]]
+    return (
+        f"At alpha = 0.5 the defaults beat all three of scikit-learn's on {len(won)} of {len(full)} sets "
+        f"({_names(won)}), and lose to the best of them on {_names([d for d in full if d not in won])}. Alpha 0.5 is "
+        f"better than alpha 0 on {len(over)} of {len(means)} ({_names(over)}; not on "
+        f"{_names([d for d in means if d not in over])})."
+    )
+
+
+def choice():
+    """What the candidates for the defaults scored."""
+    content = results.read(ROOT / "results/chosen_defaults.json")
+    kinds = defaultdict(dict)
+    for r in content["rows"]:
+        name = _kind(r)
+        kinds[name].setdefault(r["problem"], []).append(r["nll"])
+    problems = list(dict.fromkeys(r["problem"] for r in content["rows"]))
+    lines = ["| candidate | " + " | ".join(problems) + " | mean |", "|---|" + "---|" * (len(problems) + 1)]
+    for name, scores in kinds.items():
+        cells = [fmean(scores[p]) for p in problems if p in scores]
+        if len(cells) == len(problems):
+            mean = fmean(min(c, 3.0) for c in cells)
+            lines.append(f"| {name} | " + " | ".join(f"{c:.2f}" for c in cells) + f" | {mean:.3f} |")
+    return "\n".join(lines) + (
+        f"\n\nHeld-out NLL in units of the target's deviation (predicting the mean gives about 1.42), two splits each; "
+        f"values over 3 count as 3 in the mean. Made by `{content['command']}`, {content['seconds'] / 60:.0f} minutes."
+    )
+
+
+def _kind(r):
+    hold = "best epoch by a tenth held out" if r["held_out"] else "no early stopping"
+    rates = f"dropout {r['dropout']:g}, at inputs {r['input_dropout']:g}"
+    return f"{r['hidden']}, {r['steps']} steps, {hold}; {rates}, l = {r['length_scale']:g}, rate {r['learning_rate']:g}"
+
+
+def _defaults():
+    paths = sorted((ROOT / "results/defaults").glob("*.json"))
+    if not paths:
+        raise FileNotFoundError(2, "no results", "results/defaults/*.json")
+    found, contents = defaultdict(lambda: defaultdict(list)), [results.read(p) for p in paths]
+    for r in (r for c in contents for r in c["rows"]):
+        found[r["dataset"]][r["method"], r["alpha"]].append(r["nll"])
+    return found, contents
+
+
+def _cell(values, best):
+    if not values:
+        return ""
+    error = f" ± {stdev(values) / len(values) ** 0.5:.2f}" if len(values) > 1 else ""
+    text = f"{fmean(values):.2f}{error}"
+    return f"**{text}**" if fmean(values) == best else text
+
+
+def _names(sets):
+    return ", ".join(sets) or "none"
