@@ -2,6 +2,7 @@ import pytest
 import torch
 
 import bbalpha
+from bbalpha.estimators import BBAlphaRegressor, _SplitNLL
 from bbalpha.networks import mlp
 from bbalpha.objectives import CrossEntropy, GaussianNLL
 from bbalpha.population import Member, fit_population
@@ -15,7 +16,7 @@ def table(n=150, seed=0):
     return x, 7 * y - 3
 
 
-def separate(x, y, member, sizes, epochs, **options):
+def separate(x, y, member, sizes, epochs, likelihood="gaussian", **options):
     """The same network by `fit`, on rows standardised as the member has them."""
     rows = torch.as_tensor(member.train)
     x, y = x.double(), y.double()
@@ -24,7 +25,7 @@ def separate(x, y, member, sizes, epochs, **options):
     net = mlp(sizes, dropout=member.dropout, input_dropout=member.input_dropout)
     if y.ndim == 2:
         y = (y[rows] - y[rows].mean(0)) / y[rows].std(0, correction=0)
-        objective = GaussianNLL(member.alpha)
+        objective = GaussianNLL(member.alpha) if likelihood == "gaussian" else _SplitNLL(member.alpha)
     else:
         y, objective = y[rows].long(), CrossEntropy(member.alpha)
     fit(
@@ -43,17 +44,16 @@ MIXED = [
 
 
 @pytest.mark.parametrize("hidden", [(50,), (20, 10)])
-@pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
+@pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic", "categorical"])
 def test_a_member_is_the_network_of_a_separate_fit(hidden, likelihood):
     x, y = table()
-    y = torch.stack([y, y**2], 1) if likelihood == "gaussian" else (y > y.mean()).long() + (y > y.mean() + 5).long()
+    y = torch.stack([y, y**2], 1) if likelihood != "categorical" else (y > y.mean()).long() + (y > y.mean() + 5).long()
     population = fit_population(
         x, y, MIXED, epochs=6, hidden_layer_sizes=hidden, batch_size=32, n_passes=5, likelihood=likelihood
     )
     for i, member in enumerate(MIXED):  # 6 to 24 steps
-        net, objective = separate(
-            x, y, member, [3, *hidden, 2 + (likelihood != "gaussian")], 6, batch_size=32, n_passes=5
-        )
+        outputs = {"gaussian": 2, "heteroscedastic": 4, "categorical": 3}[likelihood]
+        net, objective = separate(x, y, member, [3, *hidden, outputs], 6, likelihood, batch_size=32, n_passes=5)
         for p, q in zip(population.network(i).parameters(), net.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-5)
         if likelihood == "gaussian":
@@ -68,6 +68,35 @@ def test_one_output_takes_its_own_product():
     for i in (0, 1):
         for p, q in zip(population.network(i).parameters(), net.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])
+def test_trained_to_the_end_a_member_is_as_good_as_a_separate_fit(likelihood):
+    x, y = table(400)
+    x, y = x.numpy(), y.numpy()
+    train, test = slice(0, 200), slice(200, 400)
+    noise = "constant" if likelihood == "gaussian" else likelihood
+    model = BBAlphaRegressor(epochs=40, batch_size=32, input_dropout=0.0, noise=noise, random_state=0)
+    theirs = -model.fit(x[train], y[train]).log_prob(x[test], y[test])
+    members = [Member(train=range(200), alpha=a, seed=model.seed_) for a in (0.0, 0.5)]
+    population = fit_population(x, y, members, epochs=40, batch_size=32, likelihood=likelihood)
+    ours = -population.log_likelihood(x, y, [range(200, 400)] * 2, n_passes=100)[1]
+    assert theirs.mean() < 3.4  # of the mean and deviation of y alone: 3.6
+    assert abs(ours.mean().item() - theirs.mean()) < theirs.std() / 200**0.5
+
+
+def test_a_predicted_precision_finds_the_noise():
+    g = torch.Generator().manual_seed(0)
+    x = torch.rand(400, 1, generator=g)
+    y = 5 + torch.where(x[:, 0] > 0.5, 2.0, 0.1) * torch.randn(400, generator=g)
+    members = [Member(train=range(300), dropout=0.01)]
+    constant, predicted = (
+        fit_population(x, y, members, epochs=30, batch_size=30, likelihood=likelihood)
+        .log_likelihood(x, y, [range(300, 400)])[0]
+        .mean()
+        for likelihood in ("gaussian", "heteroscedastic")
+    )
+    assert predicted > constant + 0.3
 
 
 def test_weights_are_those_of_fit():
@@ -139,7 +168,7 @@ def test_errors():
     x, y = table()
     with pytest.raises(ValueError, match="at least one Member"):
         fit_population(x, y, [], epochs=1)
-    with pytest.raises(ValueError, match='"gaussian" or "categorical"; got \'poisson\''):
+    with pytest.raises(ValueError, match="one of gaussian, heteroscedastic, categorical; got 'poisson'"):
         fit_population(x, y, MIXED, epochs=1, likelihood="poisson")
     with pytest.raises(ValueError, match="at least one training row"):
         fit_population(x, y, [Member(train=[0, 1])], epochs=1, sample_weight=torch.tensor([0.0, 0.0, *[1.0] * 148]))

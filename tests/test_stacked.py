@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from bbalpha import stacked
@@ -23,6 +24,29 @@ def test_rows_that_are_not_there_draw_nothing():
     assert torch.equal(noise[1, :, :3] > 0, Passes(2, 0, 2).noise((3, 5), 0.5).keep())
     assert bool((noise[2:] > 0).all())
     torch.testing.assert_close(scale, torch.tensor([4 / 3, 2.0, 1.0, 1.0]))
+
+
+@pytest.mark.parametrize("owners", [[0, 0, 1, 1], [0, 1, 0, 0], [0, 1, 2, 3]])
+def test_the_readout_is_the_product_of_what_is_kept(owners):
+    draws = stacked._Draws.of([(u, 5, 0.0, 0.25) for u in owners], n_passes=3, B=6)  # of 6 rows 5 are real
+    h, weight = torch.randn(4, 6, 8), torch.randn(4, 2, 8)
+    keep, scale = draws.keep(1, 8)
+    assert keep.shape == (max(owners) + 1, 6, 3, 8)
+    assert scale.tolist() == pytest.approx([4 / 3] * 4)
+    for m, u in enumerate(owners):
+        mask = torch.ones(3, 6, 8)
+        mask[:, :5] = Passes(u, 0, 3).noise((5, 8), 0.25).keep().float()
+        expected = (mask * h[m]) @ weight[m].T
+        torch.testing.assert_close(draws.readout(h, keep, weight)[m], expected)
+
+
+def test_members_that_share_no_mask_learn_as_those_that_do():
+    x = torch.randn(40, 2)
+    members = [Member(train=range(20), dropout=0.25, alpha=a, seed=s) for a, s in ((0.0, 0), (1.0, 1), (0.5, 0))]
+    together = fit_population(x, x[:, 0], members, epochs=5)
+    for i, member in enumerate(members):
+        alone = fit_population(x, x[:, 0], [member], epochs=5)
+        torch.testing.assert_close(together.weights[1][0][i], alone.weights[1][0][0], rtol=1e-4, atol=1e-5)
 
 
 def test_chunks_of_members_change_nothing(monkeypatch):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bbalpha.feed import order, step_seed
-from bbalpha.stacked import Likelihood, Stack, initial_network, pad, tables
+from bbalpha.stacked import LIKELIHOODS, Likelihood, Stack, initial_network, pad, tables
 from bbalpha.stacked import Member as Member  # also a name of this module
 from bbalpha.training import cosine
 
@@ -30,12 +30,12 @@ class Population:
     Attributes:
         members: What each was trained with.
         weights: For every layer its weight (M, out, in) and bias (M, 1, out).
-        log_precision: Of the noise, on standardised targets (M,); zeros for classes.
+        log_precision: Of the noise, on standardised targets (M,); zeros for classes and where it is predicted.
         x_mean: Of each member's training inputs (M, 1, F).
         x_scale: Their deviation (M, 1, F).
         y_mean: Of its targets (M, 1, D); zeros for classes.
         y_scale: Their deviation (M, 1, D); ones for classes.
-        likelihood: "gaussian" or "categorical".
+        likelihood: As in `fit_population`.
         nll: Validation NLL a row after every epoch, in units of y (E, M); nan where there is none.
         best_epoch: The epoch (from 1) whose weights a member has (M,).
     """
@@ -92,7 +92,8 @@ def fit_population(
         members: Rows and hyper-parameters of each network.
         epochs: Times through a member's rows.
         hidden_layer_sizes: Widths of the hidden layers.
-        likelihood: "gaussian" with a learned precision, or "categorical".
+        likelihood: "gaussian" with a learned precision; "heteroscedastic", the network predicts it: 2 D outputs, means
+            and log precisions, the latter bounded (`stacked.split_heads`); or "categorical".
         n_passes: K.
         batch_size: Rows of a member a step.
         schedule: Multiplies the learning rates, as in `fit`.
@@ -108,8 +109,8 @@ def fit_population(
     """
     if not members:
         raise ValueError("`members` must hold at least one Member; got none.")
-    if likelihood not in ("gaussian", "categorical"):
-        raise ValueError(f'`likelihood` must be "gaussian" or "categorical"; got {likelihood!r}.')
+    if likelihood not in LIKELIHOODS:
+        raise ValueError(f"`likelihood` must be one of {', '.join(LIKELIHOODS)}; got {likelihood!r}.")
     inputs, target = tables(x, y, likelihood)
     weight = None if sample_weight is None else torch.as_tensor(sample_weight, dtype=torch.float32)
     stack = Stack.start(inputs, target, members, hidden_layer_sizes, likelihood, weight)

@@ -2,12 +2,14 @@
 
 Every layer is one batched product over the members. Members whose seed, rows and rates agree draw the same masks,
 and draw them once; the scale of what dropout keeps is put into the next weights, M numbers instead of an activation.
+Where the passes differ in the last layer alone, its outputs are products of the masks with activations times weights,
+for all members of a mask at once: nothing of the size K x rows x units but the masks themselves.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -15,10 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bbalpha.feed import step_seed
-from bbalpha.masks import draw_noise, pass_seed
+from bbalpha.masks import Noise, draw_noise, pass_seed
 from bbalpha.networks import mlp
 
-Likelihood = Literal["gaussian", "categorical"]
+Likelihood = Literal["gaussian", "heteroscedastic", "categorical"]
+LIKELIHOODS = get_args(Likelihood)
+_LOG_PRECISION = 12.0  # a predicted log precision stays between minus and plus this
 _BLOCK = 2**20  # activations worked on together: 4 MiB
 _threshold = torch.ops.aten.threshold_backward  # (x, noise, t): x where noise > t, else 0
 
@@ -72,15 +76,16 @@ class Stack:
         weight: Tensor | None,
     ) -> "Stack":
         """Fresh members, standardised by their own training rows."""
-        outputs = y.shape[1] if likelihood == "gaussian" else int(y.max()) + 1
+        outputs = int(y.max()) + 1 if likelihood == "categorical" else y.shape[1]
+        outputs *= 2 if likelihood == "heteroscedastic" else 1
         sizes = [x.shape[1], *hidden, outputs]
         nets = [initial_network(sizes, m) for m in members]
         rows = [torch.cat([p.detach().flatten() for p in net.parameters()] + [torch.zeros(1)]) for net in nets]
         scalers = [_standardiser(x, m, weight) for m in members]
-        if likelihood == "gaussian":
-            targets = [_standardiser(y, m, weight) for m in members]
-        else:
+        if likelihood == "categorical":
             targets = [(torch.zeros(1, 1), torch.ones(1, 1))] * len(members)
+        else:
+            targets = [_standardiser(y, m, weight) for m in members]
         x_mean, x_scale = (torch.stack(part) for part in zip(*scalers, strict=True))
         y_mean, y_scale = (torch.stack(part) for part in zip(*targets, strict=True))
         return cls(tuple(members), torch.stack(rows), sizes, x_mean, x_scale, y_mean, y_scale, likelihood)
@@ -120,6 +125,11 @@ class Stack:
         draws = _Draws.of(list(zip(seeds, counts, *by_layer, strict=True)), n_passes, B)
         h = x.unsqueeze(1)  # (M, 1 or K, B, in): what all passes share is computed once
         for i, (weight, bias) in enumerate(layers):
+            if any(by_layer[i]) and i == len(layers) - 1 and h.shape[1] == 1:
+                keep, scale = draws.keep(i, h.shape[-1])
+                return (
+                    draws.readout(h[:, 0].relu() if i else h[:, 0], keep, weight * scale[:, None, None]) + bias[:, None]
+                )
             if any(by_layer[i]):
                 noise, scale = draws.noise(i, h.shape[-1])
                 h = _drop(h, noise, relu=i > 0)
@@ -144,6 +154,10 @@ class Stack:
         if self.likelihood == "categorical":
             index = target[:, None, :, None].expand(*outputs.shape[:3], 1)
             return -F.log_softmax(outputs, -1).gather(-1, index).squeeze(-1)
+        if self.likelihood == "heteroscedastic":
+            mean, predicted = split_heads(outputs)
+            residual = target.unsqueeze(1) - mean
+            return 0.5 * (predicted.exp() * residual.square() - predicted + math.log(2 * math.pi)).sum(-1)
         tau = log_precision[:, None, None]
         squares = (target.unsqueeze(1) - outputs).square().sum(-1)
         return 0.5 * (tau.exp() * squares + outputs.shape[-1] * (math.log(2 * math.pi) - tau))
@@ -197,28 +211,60 @@ class _Draws:
 
     def noise(self, layer: int, width: int) -> tuple[Tensor, Tensor]:
         """What is positive where a unit is kept (M, K, B, width), and the scale of what is kept (M,)."""
-        groups: dict[tuple[float, int], list[int]] = {}  # one rate and one number of rows are drawn together
+        drawn, scale = self._drawn(layer, width)
+        if len(drawn) == 1 and drawn[0][1].values.shape[2] == self.B and len(drawn[0][0]) == len(self.keys):
+            noise = drawn[0][1].values.float().sub_(drawn[0][1].threshold or 0)
+        else:
+            noise = torch.ones(len(self.keys), len(self.generators[0]), self.B, width)
+            for chosen, own in drawn:
+                noise[chosen, :, : own.values.shape[2]] = own.values.float().sub_(own.threshold or 0)
+        if len(self.keys) == len(self.owner):
+            return noise, scale
+        return noise[self.owner], scale[self.owner]
+
+    def keep(self, layer: int, width: int) -> tuple[Tensor, Tensor]:
+        """1 where a unit is kept, else 0, for the distinct keys (U, B, K, width), and the scale of members (M,)."""
+        drawn, scale = self._drawn(layer, width)
+        keep = torch.ones(len(self.keys), self.B, len(self.generators[0]), width)
+        for chosen, own in drawn:
+            keep[chosen, : own.values.shape[2]] = own.keep().transpose(1, 2).float()
+        return keep, scale[self.owner]
+
+    def readout(self, h: Tensor, keep: Tensor, weight: Tensor) -> Tensor:
+        """Outputs (M, K, B, D) of the units (M, B, H) that `keep` lets through, under `weight` (M, D, H)."""
+        B, D, H = h.shape[1], *weight.shape[1:]
+        terms = h.unsqueeze(2) * weight.unsqueeze(1)  # (M, B, D, H)
+        taken = [0] * len(self.keys)
+        places = []  # of a member among those of its mask
+        for u in self.owner:
+            places.append(taken[u])
+            taken[u] += 1
+        size = max(taken)
+        slots = [u * size + place for u, place in zip(self.owner, places, strict=True)]
+        even = slots == list(range(len(taken) * size))
+        if not even:
+            terms = terms.new_zeros(len(taken) * size, B, D, H).index_copy(0, torch.tensor(slots), terms)
+        terms = terms.view(-1, size, B, D, H).transpose(1, 2).reshape(-1, size * D, H)  # (U B, size D, H)
+        out = torch.bmm(keep.view(-1, *keep.shape[2:]), terms.transpose(1, 2))  # (U B, K, size D)
+        out = out.view(-1, B, out.shape[1], size, D).permute(0, 3, 2, 1, 4).flatten(0, 1)  # (U size, K, B, D)
+        return out if even else out[slots]
+
+    def _drawn(self, layer: int, width: int) -> tuple[list[tuple[list[int], Noise]], Tensor]:
+        """Noise (n, K, rows, width) of the keys that drop units, one rate and number of rows at a time; scale (U,)."""
+        groups: dict[tuple[float, int], list[int]] = {}
         for u, key in enumerate(self.keys):
             groups.setdefault((key[2 + layer], key[1]), []).append(u)
         K = len(self.generators[0])
         scale = torch.ones(len(self.keys))
-        noise: Tensor | None = None
+        found = []
         for (rate, count), chosen in groups.items():
             if rate == 0 or count == 0:
                 continue
             (drawn,) = draw_noise([g for u in chosen for g in self.generators[u]], [((count, width), rate)])
             scale[chosen] = drawn.scale
-            kept = drawn.values.view(len(chosen), K, count, width).float().sub_(drawn.threshold or 0)
-            if len(groups) == 1 and count == self.B:
-                noise = kept
-                break
-            noise = torch.ones(len(self.keys), K, self.B, width) if noise is None else noise
-            for u, part in zip(chosen, kept, strict=True):
-                noise[u, :, :count] = part
-        noise = torch.ones(len(self.keys), K, self.B, width) if noise is None else noise
-        if len(self.keys) == len(self.owner):
-            return noise, scale
-        return noise[self.owner], scale[self.owner]
+            values = drawn.values.view(len(chosen), K, count, width)
+            found.append((chosen, Noise(values, drawn.threshold, drawn.scale)))
+        return found, scale
 
 
 def _drop(x: Tensor, noise: Tensor, *, relu: bool) -> Tensor:
@@ -250,6 +296,12 @@ def initial_network(sizes: Sequence[int], member: Member) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(member.seed)
         return mlp(sizes, dropout=member.dropout, input_dropout=member.input_dropout)
+
+
+def split_heads(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and log precision (..., D), side by side in the last axis; the latter kept where exp is harmless."""
+    mean, log_precision = outputs.chunk(2, -1)
+    return mean, _LOG_PRECISION * torch.tanh(log_precision / _LOG_PRECISION)
 
 
 def tables(x: Any, y: Any, likelihood: Likelihood) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,147 @@
+"""The methods of the regression table that are populations of dropout networks: how each is trained and predicts.
+
+jobs = [Job(split, alpha, choice) for ...]                      # of one method and data set
+fit_and_score(data, VARIANTS["bbalpha"], jobs, plan)            # a dict of scores for each, trained side by side
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from bbalpha.data import UCIData
+from bbalpha.experiments.scoring import scores
+from bbalpha.experiments.search import Choice, Plan, member, plain
+from bbalpha.population import Member, Population, fit_population
+from bbalpha.prediction import predict_regression
+from bbalpha.predictive import RegressionPrediction
+from bbalpha.stacked import Likelihood, split_heads
+
+_APART = 1000  # seeds of the networks of an ensemble differ by this
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method whose networks a population trains.
+
+    Attributes:
+        alphas: The only ones it is run with; empty takes those that are asked for.
+        chosen: The method whose hyper-parameters it has at its alpha; empty searches by itself.
+        n_passes: K in training; None is that of the plan.
+        n_networks: Averaged networks; None is the number of the plan.
+        dropout: Whether there is any.
+        depth: Hidden layers.
+        likelihood: As in `fit_population`.
+        labelled: Whether its rows name the alpha.
+    """
+
+    alphas: tuple[float, ...] = ()
+    chosen: str = ""
+    n_passes: int | None = None
+    n_networks: int | None = 1
+    dropout: bool = True
+    depth: int = 1
+    likelihood: Likelihood = "gaussian"
+    labelled: bool = True
+
+    def plan(self, plan: Plan) -> Plan:
+        """The data set's plan as this method has it."""
+        if not self.dropout:
+            plan = plain(plan)
+        return replace(
+            plan, hidden=plan.hidden * self.depth, n_passes=self.n_passes or plan.n_passes,
+            n_ensemble=self.n_networks or plan.n_ensemble,
+        )  # fmt: skip
+
+
+VARIANTS = {
+    "bbalpha": Variant(),
+    "mc-dropout": Variant(alphas=(0.0,), n_passes=1),
+    "ensemble": Variant(alphas=(0.0,), n_networks=None, dropout=False, labelled=False),
+    "bbalpha-het": Variant(alphas=(0.5,), chosen="bbalpha", likelihood="heteroscedastic"),
+    "bbalpha-ens": Variant(alphas=(0.5,), chosen="bbalpha", n_networks=None),
+    "bbalpha-2x": Variant(alphas=(0.5,), chosen="bbalpha", depth=2),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A network, or an ensemble, to be trained on the whole training part of a split."""
+
+    split: int
+    alpha: float
+    choice: Choice
+
+
+def fit_and_score(data: UCIData, variant: Variant, jobs: Sequence[Job], plan: Plan) -> list[dict[str, float]]:
+    """Test scores of each job; jobs with the same number of epochs are trained together."""
+    plan = variant.plan(plan)
+    found: dict[Job, dict[str, float]] = {}
+    for epochs in dict.fromkeys(job.choice.epochs for job in jobs):
+        chosen = [job for job in jobs if job.choice.epochs == epochs]
+        population, owners = fit_jobs(data, variant, chosen, plan)
+        for job in chosen:
+            x, y = (torch.as_tensor(a[data.split(job.split)[1]]) for a in (data.X, data.y))
+            p = mixture(population, [i for i, owner in enumerate(owners) if owner == job], x, plan)
+            low, high = p.interval(0.9)
+            found[job] = scores(p.log_prob(y[:, None]), p.mean[:, 0], low[:, 0], high[:, 0], y)
+    return [found[job] for job in jobs]
+
+
+def fit_jobs(data: UCIData, variant: Variant, jobs: Sequence[Job], plan: Plan) -> tuple[Population, list[Job]]:
+    """The trained networks of jobs of one number of epochs, and the job of each; `plan` is the variant's."""
+    pairs: list[tuple[Member, Job]] = []
+    for job in sorted(jobs, key=lambda job: (job.split, job.choice.dropout, job.choice.input_dropout)):
+        for i in range(plan.n_ensemble):
+            rows = data.split(job.split)[0]
+            pairs.append((member(job.choice, rows, job.alpha, job.split + _APART * i), job))
+    population = fit_population(
+        data.X, data.y, [network for network, _ in pairs], epochs=jobs[0].choice.epochs, hidden_layer_sizes=plan.hidden,
+        likelihood=variant.likelihood, n_passes=plan.n_passes, batch_size=plan.batch_size,
+    )  # fmt: skip
+    return population, [job for _, job in pairs]
+
+
+def mixture(population: Population, indices: Sequence[int], x: Tensor, plan: Plan) -> RegressionPrediction:
+    """The predictive distribution of these networks together at `x` (N, F), in double precision and units of y."""
+    parts = [_prediction(population, i, x, plan) for i in indices]
+    outputs = torch.cat([p.outputs for p in parts])
+    return RegressionPrediction(outputs, torch.cat([_precision(p).expand_as(p.outputs) for p in parts]))
+
+
+def _prediction(population: Population, index: int, x: Tensor, plan: Plan) -> RegressionPrediction:
+    own = population.members[index]
+    net: nn.Module = population.network(index).double()
+    inputs = (x.double() - population.x_mean[index]) / population.x_scale[index]
+    precision = population.log_precision[index].double().exp()
+    if not own.dropout and not own.input_dropout:  # every pass is the same
+        with torch.no_grad():
+            p = RegressionPrediction(net(inputs)[None], precision)
+    elif population.likelihood == "heteroscedastic":
+        p = predict_regression(
+            _Heads(net), inputs, n_passes=plan.n_test_passes, precision="predicted", masks="shared", seed=own.seed,
+            progress=False,
+        )  # fmt: skip
+    else:
+        p = predict_regression(
+            net, inputs, n_passes=plan.n_test_passes, precision=precision, masks="shared", seed=own.seed,
+            progress=False,
+        )  # fmt: skip
+    return p.rescaled(float(population.y_scale[index]), float(population.y_mean[index]))
+
+
+def _precision(p: RegressionPrediction) -> Tensor:
+    assert p.precision is not None  # noqa: S101 - every network here has one
+    return p.precision
+
+
+class _Heads(nn.Module):
+    """A network of two outputs as one that returns (mean, log_precision)."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return split_heads(self.body(x))
