@@ -68,6 +68,16 @@ def test_fgsm_is_one_signed_step_down_the_log_of_the_mean_probability(label):
     torch.testing.assert_close(fgsm(net, x, step=0.2, label=label, seed=3), expected)
 
 
+def test_fgsm_can_descend_the_entropy_too():
+    net, x = small().double(), torch.rand(7, 6, dtype=torch.float64, requires_grad=True)
+    log_p = by_hand(net, x, seed=3)
+    entropy = torch.distributions.Categorical(logits=log_p).entropy()
+    (grad,) = torch.autograd.grad((-log_p[:, 2] - 3 * entropy).sum(), x)
+    found = fgsm(net, x.detach(), step=0.2, label=2, evade=3.0, seed=3)
+    torch.testing.assert_close(found, (x.detach() + 0.2 * grad.sign()).clamp(0, 1))
+    assert not torch.equal(found, fgsm(net, x.detach(), step=0.2, label=2, seed=3))
+
+
 @pytest.mark.parametrize("evade", [0.0, 2.0])
 def test_the_iterative_attack_climbs_the_target_and_descends_the_entropy(evade):
     net, x, target = small().double(), torch.rand(7, 6, dtype=torch.float64), torch.arange(7) % 4
@@ -377,6 +387,7 @@ def test_more_passes_point_closer_to_the_expectation_over_masks(digits):
         ({"label": torch.zeros(3)}, TypeError, "`label` must hold integer class indices; got torch.float32"),
         ({"label": torch.zeros(3).long()}, ValueError, r"`label` must have one class a row, \(5,\); got shape \(3,\)"),
         ({"label": -1}, ValueError, "`label` must hold classes from 0 to 3; got -1"),
+        ({"evade": math.inf}, ValueError, "`evade` must be a finite weight of at least 0; got inf"),
         ({"n_passes": 0}, ValueError, "`n_passes` must be a whole number of at least 1; got 0"),
         ({"batch_size": 2.5}, ValueError, "`batch_size` must be a whole number of at least 1; got 2.5"),
     ],

@@ -38,6 +38,7 @@ def fgsm(
     label: int | Tensor | None = None,
     n_passes: int = 10,
     clip: Clip = (0, 1),
+    evade: float = 0.0,
     masks: Masks = "per_example",
     seed: int | None = None,
     batch_size: int = 128,
@@ -51,6 +52,7 @@ def fgsm(
         label: The class to get away from, one or (N,); None takes the predicted one, as the paper does.
         n_passes: K.
         clip: The range of valid inputs; None for any.
+        evade: An attacker who knows that uncertainty is watched climbs -log p(label) - evade * entropy.
         masks: "per_example", or "shared" by all rows of a pass.
         seed: None draws fresh masks from torch's global generator; an int fixes them.
         batch_size: Rows at a time.
@@ -59,10 +61,12 @@ def fgsm(
     >>> (fgsm(net, x, step=0.1) - x).abs().max()
     tensor(0.1000)
     """
+    _check_evade(evade)
     classes = None if label is None else _classes("label", label, x)
 
     def away(log_probs: Tensor, rows: slice) -> Tensor:
-        return -(log_probs.max(1).values if classes is None else _at("label", classes[rows], log_probs))
+        loss = log_probs.max(1).values if classes is None else _at("label", classes[rows], log_probs)
+        return _quietly(-loss, log_probs, evade)
 
     predictive = Predictive(model, n_passes=n_passes, masks=masks, seed=seed)
     return _climb(predictive, x, away, step=step, n_steps=1, clip=clip, batch_size=batch_size)
@@ -104,14 +108,11 @@ def iterative_fgsm(
     >>> Predictive(net)(iterative_fgsm(net, x, target=1, step=100.0, clip=None)).argmax(1)
     tensor([1, 1, 1, 1])
     """
-    if isinstance(evade, bool) or not isinstance(evade, (int, float)) or not 0 <= evade < math.inf:
-        raise ValueError(f"`evade` must be a finite weight of at least 0; got {evade!r}.")
-
+    _check_evade(evade)
     classes = _classes("target", target, x)
 
     def towards(log_probs: Tensor, rows: slice) -> Tensor:
-        gain = _at("target", classes[rows], log_probs)
-        return gain + evade * (log_probs.exp() * log_probs).sum(1) if evade else gain
+        return _quietly(_at("target", classes[rows], log_probs), log_probs, evade)
 
     predictive = Predictive(model, n_passes=n_passes, masks=masks, seed=seed)
     return _climb(predictive, x, towards, step=step, n_steps=n_steps, clip=clip, batch_size=batch_size)
@@ -189,6 +190,11 @@ def _climb(
     return walked
 
 
+def _quietly(gain: Tensor, log_probs: Tensor, evade: float) -> Tensor:
+    """`gain` (n,) minus `evade` times the entropy of log_probs (n, C)."""
+    return gain + evade * (log_probs.exp() * log_probs).sum(1) if evade else gain
+
+
 def _gradient(value: Tensor, x: Tensor) -> Tensor:
     """The gradient of `value` with respect to `x`, finite."""
     grad = torch.autograd.grad(value, x, allow_unused=True)[0] if value.requires_grad else None
@@ -258,6 +264,11 @@ def _check_walk(x: Tensor, step: float, n_steps: int, clip: Clip, batch_size: in
             f"`x` must lie within `clip`, {clip[0]} to {clip[1]}; got {float(outside[0]):.4g}. "
             "Give the range of your inputs, or clip=None."
         )
+
+
+def _check_evade(evade: float) -> None:
+    if isinstance(evade, bool) or not isinstance(evade, (int, float)) or not 0 <= evade < math.inf:
+        raise ValueError(f"`evade` must be a finite weight of at least 0; got {evade!r}.")
 
 
 def _check_count(name: str, value: int, least: int) -> None:
