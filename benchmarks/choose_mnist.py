@@ -18,8 +18,8 @@ from bbalpha.experiments.results import Ledger
 
 RATES = {"dense": (1e-3, 2e-3, 4e-3), "cnn": (5e-4, 1e-3, 2e-3)}
 EPOCHS = {"dense": 30, "cnn": 4}
-STEPS = ((128, 3e-4), (128, 1e-3), (512, 3e-4), (512, 1e-3), (512, 2e-3))  # batch, learning rate of the runtime nets
-MINUTES = 3.0
+STEPS = ((128, 3e-4), (128, 1e-3), (512, 1e-3))  # batch, learning rate of the runtime nets
+MINUTES = 4.0
 
 
 def network(model: str, rate: float, quick: bool, kept: Ledger) -> None:
