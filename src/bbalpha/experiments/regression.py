@@ -129,8 +129,8 @@ class _Run:
         wanted = [(s, a) for s, a in missing if _key(method, a, s) not in known]
         splits, alphas = list(dict.fromkeys(s for s, _ in wanted)), list(dict.fromkeys(a for _, a in wanted))
         plan = VARIANTS[method].plan(self.plan)
-        lengths = [c.epochs for c in plan.candidates]
-        together = max(lengths.count(e) for e in lengths) * plan.n_folds * max(1, len(alphas))  # networks of a split
+        groups = [c.group for c in plan.candidates]
+        together = max(groups.count(g) for g in groups) * plan.n_folds * max(1, len(alphas))  # networks of a split
         each = -(-_MEMBERS // together)
         for i in range(0, len(splits), each):
             part = splits[i : i + each]
@@ -142,9 +142,14 @@ class _Run:
         variant = VARIANTS.get(method)
         alphas = (variant.alphas or self.alphas) if variant else (math.nan,)
         labelled = variant is not None and variant.labelled
+        n_splits = self.n_splits
+        if method == "hmc":
+            from bbalpha.experiments.baselines import HMC_SPLITS
+
+            n_splits = min(n_splits, HMC_SPLITS.get(self.data.name, 0))
         return [
             (split, alpha)
-            for split in range(self.n_splits)
+            for split in range(n_splits)
             for alpha in alphas
             if not self.ledger.has(method=method, alpha=alpha if labelled else None, split=split)
         ]

@@ -75,11 +75,11 @@ class Job:
 
 
 def fit_and_score(data: UCIData, variant: Variant, jobs: Sequence[Job], plan: Plan) -> list[dict[str, float]]:
-    """Test scores of each job; jobs with the same number of epochs are trained together."""
+    """Test scores of each job; jobs of one group (`Choice.group`) are trained together."""
     plan = variant.plan(plan)
     found: dict[Job, dict[str, float]] = {}
-    for epochs in dict.fromkeys(job.choice.epochs for job in jobs):
-        chosen = [job for job in jobs if job.choice.epochs == epochs]
+    for group in dict.fromkeys(job.choice.group for job in jobs):
+        chosen = [job for job in jobs if job.choice.group == group]
         population, owners = fit_jobs(data, variant, chosen, plan)
         for job in chosen:
             x, y = (torch.as_tensor(a[data.split(job.split)[1]]) for a in (data.X, data.y))
@@ -90,7 +90,7 @@ def fit_and_score(data: UCIData, variant: Variant, jobs: Sequence[Job], plan: Pl
 
 
 def fit_jobs(data: UCIData, variant: Variant, jobs: Sequence[Job], plan: Plan) -> tuple[Population, list[Job]]:
-    """The trained networks of jobs of one number of epochs, and the job of each; `plan` is the variant's."""
+    """The trained networks of jobs of one group, and the job of each; `plan` is the variant's."""
     pairs: list[tuple[Member, Job]] = []
     for job in sorted(jobs, key=lambda job: (job.split, job.choice.dropout, job.choice.input_dropout)):
         for i in range(plan.n_ensemble):
