@@ -237,11 +237,19 @@ _COLOURS = ("#0072B2", "#D55E00", "#000000", "#009E73", "#CC79A7", "#E69F00", "#
 _DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2)), "-")
 
 
-def draw(ax: "Axes", curves: Mapping[str, Curve], *, xlabel: str, ylabel: str) -> None:
-    """Means as lines with bands of one standard error, told apart by colour and dash."""
+def draw(
+    ax: "Axes",
+    curves: Mapping[str, Curve],
+    *,
+    xlabel: str,
+    ylabel: str,
+    styles: Mapping[str, tuple[int, int]] | None = None,
+) -> None:
+    """Means as lines with bands of one standard error, told apart by colour and dash; `styles` has their numbers."""
     for i, (label, (at, mean, error)) in enumerate(curves.items()):
-        colour, m, e = _COLOURS[i % 8], np.asarray(mean), np.asarray(error)
-        ax.plot(at, m, color=colour, linestyle=_DASHES[i % 8], linewidth=1.7, label=label)
+        c, d = (i, i) if styles is None else styles[label]
+        colour, m, e = _COLOURS[c % 8], np.asarray(mean), np.asarray(error)
+        ax.plot(at, m, color=colour, linestyle=_DASHES[d % 8], linewidth=1.7, label=label)
         ax.fill_between(at, m - e, m + e, color=colour, alpha=0.18, linewidth=0)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.spines[["top", "right"]].set_visible(False)

@@ -255,13 +255,18 @@ def figure(rows: Sequence[Row], path: Path) -> Path:
         raise ImportError("Figures need matplotlib: pip install 'bbalpha[plots]'.") from error
     picture = Figure(figsize=(10, 4.8), layout="constrained")
     panels = (("accuracy", 100.0, "test accuracy (%)"), ("total_log_likelihood", 1.0, "test log-likelihood (nats)"))
+    passes = sorted({row["n_passes"] for row in rows})
     for ax, (score, scale, ylabel) in zip(picture.subplots(1, 2), panels, strict=True):
         found: dict[str, Curve] = {}
+        styles = {}  # a colour for K, a dash for the way
         for way, n_passes, own in pairs_of(rows):
-            values = [scale * row[score] for row in own]
-            found[f"{way}, K = {n_passes}"] = ([row["seconds"] / 60 for row in own], values, [0.0] * len(own))
-        mnist.draw(ax, found, xlabel="minutes of training", ylabel=ylabel)
+            label, values = f"{way}, K = {n_passes}", [scale * row[score] for row in own]
+            found[label] = ([row["seconds"] / 60 for row in own], values, [0.0] * len(own))
+            styles[label] = (passes.index(n_passes), list(WAYS)[::-1].index(way))
+        mnist.draw(ax, found, xlabel="minutes of training", ylabel=ylabel, styles=styles)
         mnist.zoom(ax, {label: curve for label, curve in found.items() if "K = 100" not in label} or found, 0.1)
+    for level in LEVELS:
+        picture.axes[1].axhline(level, color="#999999", linewidth=1.0, zorder=0)
     handles, labels = picture.axes[0].get_legend_handles_labels()
     picture.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     picture.suptitle(f"MNIST, {rows[0]['model']}, alpha = {rows[0]['alpha']:g}: what a minute of training buys")
