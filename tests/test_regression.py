@@ -1,4 +1,6 @@
 import json
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -167,3 +169,29 @@ def test_the_command_on_real_data(data_dir, tmp_path):
         content = json.loads((tmp_path / "regression-quick" / f"{name}.json").read_text())
         assert [r["alpha"] for r in content["rows"]] == [0.0, 0.5, 1.0, None]
         assert content["command"] == f"bbalpha reproduce regression --datasets {name} --quick"
+
+
+def test_tables_count_what_was_aimed_at(toy, tmp_path, monkeypatch):
+    path = Path(__file__).parent.parent / "docs" / "tables_regression.py"
+    tables = module_from_spec(spec_from_file_location("tables_regression", path))
+    tables.__spec__.loader.exec_module(tables)
+    monkeypatch.setattr(tables, "FOLDER", tmp_path / "regression")
+    with pytest.raises(FileNotFoundError):
+        tables.full()
+    run(tmp_path)
+    for name in ("full", "rmse", "short", "verdict", "coverage", "settings"):
+        assert "| yacht " in getattr(tables, name)() or name == "verdict"
+    content = tables.load()["yacht"]
+    mean, error, n = tables.score(content, "bbalpha", 0.5)
+    values = [r["nll"] for r in rows(tmp_path) if (r["method"], r["alpha"]) == ("bbalpha", 0.5)]
+    assert (mean, n) == (pytest.approx(np.mean(values)), 2)
+    assert error == pytest.approx(np.std(values, ddof=1) / 2**0.5)
+    for row in content["rows"]:  # the paper has 1.08 +- 0.04, VI-G 1.77, HMC 1.62
+        row["nll"] = {0.0: 1.0, 0.5: 1.1, None: 1.7}[row["alpha"]] + row["split"] * 0.02
+    monkeypatch.setattr(tables, "load", lambda: {"yacht": content})
+    met = [line.split("|")[2].strip() for line in tables.verdict().splitlines()[2:]]
+    assert met == ["1 of 1: yacht", "1 of 1: yacht", "0 of 1:", "1 of 1: yacht"]
+    for row in content["rows"]:
+        row["nll"] += 0.6
+    met = [line.split("|")[2].strip() for line in tables.verdict().splitlines()[2:]]
+    assert met == ["0 of 1:", "1 of 1: yacht", "0 of 1:", "0 of 1:"]

@@ -211,7 +211,8 @@ def _choice(row: dict[str, Any]) -> Choice:
     """The hyper-parameters of a row; rates, which rows have rounded, are multiples of 1/256."""
     rates = {name: round(row[name] * 256) / 256 for name in ("dropout", "input_dropout")}
     nll = math.nan if row["validation_nll"] is None else row["validation_nll"]
-    return Choice(**rates, length_scale=row["length_scale"], epochs=row["epochs"], validation_nll=nll)
+    others = {name: row[name] for name in ("length_scale", "epochs", "learning_rate")}
+    return Choice(**rates, **others, validation_nll=nll)
 
 
 def _call(work: Callable[..., None], *arguments: Any) -> Callable[[], None]:

@@ -33,6 +33,7 @@ class Choice:
         input_dropout: The rate at the inputs.
         length_scale: l of the prior, on standardised data.
         epochs: Times through the rows.
+        learning_rate: Of Adam.
         validation_nll: Mean over the validation rows, in units of y; nan before the search.
     """
 
@@ -40,6 +41,7 @@ class Choice:
     input_dropout: float
     length_scale: float
     epochs: int
+    learning_rate: float = 0.01
     validation_nll: float = math.nan
 
     @property
@@ -82,7 +84,7 @@ SMALL = (
     (2, 0, 0.3, 4000), (5, 0, 0.3, 4000), (13, 0, 0.3, 4000), (5, 5, 0.3, 4000), (13, 13, 0.3, 4000),
     (13, 13, 0.3, 1200), (26, 13, 1.0, 1200), (26, 26, 1.0, 1200), (51, 26, 1.0, 1200),
 )  # fmt: skip
-LARGE = ((1, 0, 0.3, 8000), (3, 0, 0.3, 8000), (3, 0, 1.0, 8000), (8, 0, 0.3, 8000))
+LARGE = ((1, 0, 0.3, 10000), (3, 0, 0.3, 10000), (3, 0, 1.0, 10000), (8, 0, 0.3, 10000))
 
 
 def plan_for(n_train: int, dataset: str, *, quick: bool = False) -> Plan:
@@ -95,13 +97,13 @@ def plan_for(n_train: int, dataset: str, *, quick: bool = False) -> Plan:
     ((50,), 32, 9)
     """
     small = n_train <= 2000
-    batch_size = 32 if small else 128
+    batch_size, learning_rate = (32, 0.01) if small else (128, 0.02)
     grid: Sequence[tuple[int, int, float, int]] = SMALL if small else LARGE
     if quick:
         grid = [(*candidate[:3], 60) for candidate in grid[:2]]
     per_epoch = -(-n_train // batch_size)
     candidates = tuple(
-        Choice(dropout / 256, inputs / 256, length_scale, max(1, round(steps / per_epoch)))
+        Choice(dropout / 256, inputs / 256, length_scale, max(1, round(steps / per_epoch)), learning_rate)
         for dropout, inputs, length_scale, steps in grid
     )
     hidden = (100,) if dataset in _WIDE else (50,)
@@ -177,6 +179,7 @@ def member(choice: Choice, rows: Any, alpha: float, seed: int) -> Member:
     return Member(
         train=torch.as_tensor(np.asarray(rows)), alpha=alpha, dropout=choice.dropout, seed=seed,
         input_dropout=choice.input_dropout, length_scale=choice.length_scale,
+        learning_rate=choice.learning_rate,
     )  # fmt: skip
 
 
