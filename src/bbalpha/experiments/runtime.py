@@ -51,7 +51,7 @@ class Config:
 
     widths: tuple[int, ...] = (1024, 1024, 1024, 1024)
     alpha: float = 1.0
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     batches: tuple[tuple[str, int], ...] = (("loop", 128), ("ours", 128), ("shared", 128))
     n_predict_passes: int = 100
     n_train: int | None = None
