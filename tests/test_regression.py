@@ -24,10 +24,9 @@ def toy(monkeypatch):
     y = 3 + X[:, 0] + 0.1 * rng.normal(size=60)
     orders = [rng.permutation(60) for _ in range(3)]
     data = {"now": UCIData("yacht", X, y, tuple((o[:50], o[50:]) for o in orders))}
-    plan = Plan((8,), 16, (Choice(13 / 256, 0.0, 0.3, 4), Choice(26 / 256, 13 / 256, 1.0, 2)), n_folds=1, n_passes=2)
+    plan = Plan((8,), 16, (Choice(13 / 256, 0.0, 0.3, 4), Choice(26 / 256, 13 / 256, 1.0, 2)), 1, 2, n_together=1)
     monkeypatch.setattr(regression, "load_uci", lambda name: data["now"])
     monkeypatch.setattr(regression, "plan_for", lambda *_, **__: plan)
-    monkeypatch.setattr(regression, "_MEMBERS", 1)
     return data
 
 

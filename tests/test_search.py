@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bbalpha.experiments import search as search_module
-from bbalpha.experiments.search import LARGE, SMALL, Choice, Plan, plain, plan_for, search, validation_fold
+from bbalpha.experiments.search import HUGE, LARGE, SMALL, Choice, Plan, plain, plan_for, search, validation_fold
 
 
 def table(n=90):
@@ -67,7 +67,10 @@ def test_a_candidate_that_went_astray_is_not_chosen(monkeypatch):
     assert search(x, y, [range(60)], PLAN, alphas=(0.5,), seeds=[0])[0, 0.5].epochs == 1
 
 
-@pytest.mark.parametrize(("n", "name", "hidden", "grid"), [(455, "boston", 50, SMALL), (41157, "protein", 100, LARGE)])
+@pytest.mark.parametrize(
+    ("n", "name", "hidden", "grid"),
+    [(455, "boston", 50, SMALL), (7373, "kin8nm", 50, LARGE), (41157, "protein", 100, HUGE)],
+)
 def test_plans(n, name, hidden, grid):
     plan = plan_for(n, name)
     assert plan.hidden == (hidden,)

@@ -30,7 +30,6 @@ DATASETS = ("boston", "concrete", "energy", "wine", "yacht", "kin8nm", "power", 
 METHODS = (*VARIANTS, "bbalpha-cv", "hmc", "gp", "vi-g", "gbm")
 QUICK = ("yacht", "boston")
 SEED = 0
-_MEMBERS = 100  # networks of a population that searches: fewer do not use the products well
 
 
 def reproduce(
@@ -131,7 +130,7 @@ class _Run:
         plan = VARIANTS[method].plan(self.plan)
         groups = [c.group for c in plan.candidates]
         together = max(groups.count(g) for g in groups) * plan.n_folds * max(1, len(alphas))  # networks of a split
-        each = -(-_MEMBERS // together)
+        each = -(-plan.n_together // together)
         for i in range(0, len(splits), each):
             part = splits[i : i + each]
             found[f"search of {method}, splits {part[0]} to {part[-1]}"] = _call(self._search, method, part, alphas)

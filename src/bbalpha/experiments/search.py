@@ -67,6 +67,8 @@ class Plan:
         n_validation_passes: K of the validation NLL.
         n_test_passes: K of the test scores.
         n_ensemble: Networks of an ensemble.
+        n_together: Networks, about, of a population that searches: fewer do not use the products well, of more a run
+            that is cut off loses more.
     """
 
     hidden: tuple[int, ...]
@@ -77,6 +79,7 @@ class Plan:
     n_validation_passes: int = 50
     n_test_passes: int = 100
     n_ensemble: int = 5
+    n_together: int = 100
 
 
 # (rate at hidden units and at inputs in 256ths, length scale, steps)
@@ -84,6 +87,7 @@ SMALL = (
     (2, 0, 0.3, 4000), (5, 0, 0.3, 4000), (13, 0, 0.3, 4000), (5, 5, 0.3, 4000), (13, 13, 0.3, 4000),
     (13, 13, 0.3, 1200), (26, 13, 1.0, 1200), (26, 26, 1.0, 1200), (51, 26, 1.0, 1200),
 )  # fmt: skip
+HUGE = ((1, 0, 0.3, 20000), (3, 0, 0.3, 20000), (3, 0, 1.0, 20000), (8, 0, 0.3, 20000))
 LARGE = ((1, 0, 0.3, 10000), (3, 0, 0.3, 10000), (3, 0, 1.0, 10000), (8, 0, 0.3, 10000))
 
 
@@ -96,9 +100,9 @@ def plan_for(n_train: int, dataset: str, *, quick: bool = False) -> Plan:
     >>> plan.hidden, plan.batch_size, len(plan.candidates)
     ((50,), 32, 9)
     """
-    small = n_train <= 2000
-    batch_size, learning_rate = (32, 0.01) if small else (128, 0.02)
-    grid: Sequence[tuple[int, int, float, int]] = SMALL if small else LARGE
+    small, huge = n_train <= 2000, n_train > 20000
+    batch_size, learning_rate = (32, 0.01) if small else (128, 0.01 if huge else 0.02)
+    grid: Sequence[tuple[int, int, float, int]] = SMALL if small else HUGE if huge else LARGE
     if quick:
         grid = [(*candidate[:3], 60) for candidate in grid[:2]]
     per_epoch = -(-n_train // batch_size)
@@ -107,7 +111,7 @@ def plan_for(n_train: int, dataset: str, *, quick: bool = False) -> Plan:
         for dropout, inputs, length_scale, steps in grid
     )
     hidden = (100,) if dataset in _WIDE else (50,)
-    return Plan(hidden, batch_size, candidates, n_folds=1 if quick or not small else 2)
+    return Plan(hidden, batch_size, candidates, n_folds=1 if quick or not small else 2, n_together=24 if huge else 100)
 
 
 def plain(plan: Plan) -> Plan:
