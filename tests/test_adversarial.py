@@ -14,7 +14,7 @@ from bbalpha.prediction import predict_classification
 
 TINY = replace(
     QUICK, model="tiny", sizes=(784, 20, 10), epochs=1, n_train=300, n_held_out=100, n_test=60, n_few=40,
-    steps=(0.0, 0.2, 0.5), few_steps=(0.2,), n_targeted=4, block=2, few_targeted=(2,), n_known=2, batch_size=50,
+    steps=(0.0, 0.2, 0.5), few_steps=(0.2,), n_targeted=4, block=2, few_targeted=(2,), radii=(0.01,), batch_size=50,
 )  # fmt: skip
 KEYS = "model method alpha attack attacker step accuracy target_rate entropy entropy_stderr auroc_entropy auroc_mi"
 
@@ -274,8 +274,9 @@ def test_verdicts_follow_the_numbers():
 
 def test_the_strongest_attacker_is_the_one_least_noticed():
     rows = [record(0.5, "targeted", "adaptive", 40, evade=e, unnoticed=u) for e, u in ((0, 0.1), (1, 0.4), (3, 0.2))]
-    assert figures.strongest(rows)["evade"] == 1
-    assert figures.strongest([record(0.5)]) is None
+    assert figures.strongest(rows, "targeted")["evade"] == 1
+    assert figures.strongest(rows, "targeted", evade=3)["unnoticed"] == 0.2
+    assert figures.strongest(rows, "fgsm") is None
 
 
 def test_no_results_are_no_file(tmp_path):

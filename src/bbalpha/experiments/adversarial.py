@@ -101,7 +101,8 @@ def cases(config: Config, *, plain: bool) -> Iterator[Case]:
     for evade in c.evades:
         for step in c.few_steps if evade else ():
             yield Case("fgsm", "adaptive", step, evade)
-        yield Case("targeted", "adaptive", c.n_known, evade, c.radius)
+        for radius in c.radii:  # there and back
+            yield Case("targeted", "adaptive", round(2 * radius / c.stride), evade, radius)
 
 
 class Study:

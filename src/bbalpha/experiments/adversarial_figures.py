@@ -59,9 +59,10 @@ def curve(rows: Sequence[Row], attack: str, attacker: str = "fresh") -> dict[flo
     return {r["step"]: r for r in sorted(found, key=lambda r: float(r["step"]))}
 
 
-def strongest(rows: Sequence[Row]) -> Row | None:
-    """Of the walks of the attacker who knows of the detector: the one most of whose images are wrong and unnoticed."""
-    known = [r for r in rows if (r["attack"], r["attacker"]) == ("targeted", "adaptive")]
+def strongest(rows: Sequence[Row], attack: str, **where: Any) -> Row | None:
+    """Of the attempts of the attacker who knows of the detector: that with the most images wrong and unnoticed."""
+    known = [r for r in rows if (r["attack"], r["attacker"]) == (attack, "adaptive")]
+    known = [r for r in known if all(r[key] == value for key, value in where.items())]
     return max(known, key=lambda r: float(r["unnoticed"]), default=None)
 
 
@@ -188,11 +189,9 @@ def _targeted(nets: Mapping[str, Sequence[Row]]) -> "Figure":
 
 def _detection(nets: Mapping[str, Sequence[Row]]) -> "Figure":
     figure, axes = _panels(3)
-    _lines(axes[0], nets, lambda rows: curve(rows, "fgsm"), "auroc_entropy", "AUROC by entropy, attacked against clean")
-    _lines(axes[1], nets, lambda rows: curve(rows, "fgsm"), "caught", "share flagged, one clean digit in 20 flagged")
-    _lines(
-        axes[2], nets, lambda rows: curve(rows, "targeted"), "auroc_entropy", "AUROC by entropy, attacked against clean"
-    )
+    _lines(axes[0], nets, lambda rows: curve(rows, "fgsm"), "auroc_entropy", "AUROC by entropy")
+    _lines(axes[1], nets, lambda rows: curve(rows, "fgsm"), "caught", "share flagged (of clean ones 5%)")
+    _lines(axes[2], nets, lambda rows: curve(rows, "targeted"), "auroc_entropy", "AUROC by entropy")
     for ax, x in zip(
         axes, ("size of the fast gradient sign step",) * 2 + ("steps of 0.01 towards class 0",), strict=True
     ):

@@ -46,8 +46,7 @@ class Config:
         block: Every so many of them there is a row.
         few_targeted: Numbers of steps with a row, for the other attackers who walk.
         stride: Size of a step of a walk.
-        radius: The most that the attacker who knows of the detector changes a pixel on a walk.
-        n_known: Steps of that walk.
+        radii: The most that the attacker who knows of the detector changes a pixel on a walk.
         evades: Weights of the entropy that this attacker tries.
         false_alarm: Share of clean digits the detector may flag.
         seed: Of everything.
@@ -56,8 +55,8 @@ class Config:
     model: str = "3x1000"
     sizes: tuple[int, ...] = (784, 1000, 1000, 1000, 10)
     epochs: int = 10
-    batch_size: int = 512
-    learning_rate: float = 1e-3
+    batch_size: int = 128
+    learning_rate: float = 2e-3
     length_scale: float = 0.235
     n_passes: int = 10
     n_train: int = 55_000
@@ -70,8 +69,7 @@ class Config:
     block: int = 2
     few_targeted: tuple[int, ...] = (10, 20, 30, 40)
     stride: float = 0.01
-    radius: float = 0.2
-    n_known: int = 40
+    radii: tuple[float, ...] = (0.1, 0.2)
     evades: tuple[float, ...] = (0.0, 0.3, 1.0, 3.0)
     false_alarm: float = 0.05
     seed: int = 0
@@ -80,7 +78,7 @@ class Config:
 QUICK = Config(
     model="1x100", sizes=(784, 100, 10), epochs=4, batch_size=100, learning_rate=3e-3, n_train=4_000,
     n_held_out=1_000, n_test=400, n_few=200, steps=(0.0, 0.1, 0.2, 0.5), few_steps=(0.2, 0.5), n_targeted=8, block=4,
-    few_targeted=(4, 8), n_known=4, evades=(0.0, 1.0),
+    few_targeted=(4, 8), radii=(0.02,), evades=(0.0, 1.0),
 )  # fmt: skip
 
 
