@@ -284,6 +284,16 @@ def test_no_results_are_no_file(tmp_path):
         figures.read(tmp_path)
 
 
+def test_digits_of_the_detector_are_not_trained_on(data_dir):
+    config = replace(QUICK, n_train=59_000, n_held_out=1_000)
+    digits = Digits.load(config)
+    assert digits.x.shape == (59_000, 784)
+    assert (digits.x.min(), digits.x_test.max()) == (0, 1)
+    every = torch.cat((digits.y, digits.y_held_out)).bincount()
+    assert every.tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # all of MNIST, once
+    assert torch.equal(Digits.load(replace(config, n_train=5)).x_held_out, digits.x_held_out)
+
+
 def test_the_command_runs_small(data_dir, tmp_path, monkeypatch, capsys):
     from bbalpha import cli
 

@@ -36,7 +36,7 @@ def read(folder: str | Path) -> list[dict[str, Any]]:
     """All rows of the results in `folder`, the plain network first."""
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
-        raise FileNotFoundError(2, "no results", f"{folder}/*.json")
+        raise FileNotFoundError(2, "no results", str(folder))
     rows = [row for path in paths for row in results.read(path)["rows"]]
     return sorted(rows, key=lambda r: -1e9 if r["alpha"] is None else r["alpha"])
 

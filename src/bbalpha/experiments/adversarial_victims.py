@@ -54,7 +54,7 @@ class Config:
 
     model: str = "3x1000"
     sizes: tuple[int, ...] = (784, 1000, 1000, 1000, 10)
-    epochs: int = 10
+    epochs: int = 8
     batch_size: int = 128
     learning_rate: float = 2e-3
     length_scale: float = 0.235
@@ -98,13 +98,13 @@ class Digits:
         """As many as `config` asks for; which training digits are held out is drawn with its seed."""
         train, test = load_mnist("train"), load_mnist("test")
         order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(config.seed))
-        used = order[: config.n_train + config.n_held_out]
+        used = order[: config.n_held_out + config.n_train]
         x = torch.from_numpy(train.images)[used].flatten(1).float() / 255
         y = torch.from_numpy(train.labels)[used]
         x_test = torch.from_numpy(test.images[: config.n_test]).flatten(1).float() / 255
         y_test = torch.from_numpy(test.labels[: config.n_test])
-        n = config.n_train
-        return cls(x[:n], y[:n], x[n:], y[n:], x_test, y_test)
+        n = config.n_held_out
+        return cls(x[n:], y[n:], x[:n], y[:n], x_test, y_test)
 
 
 def trained(config: Config, alpha: float | None, digits: Digits, folder: Path) -> nn.Module:
