@@ -178,10 +178,10 @@ def coverage():
 def settings():
     """The hyper-parameters that were chosen most often, for each alpha, and the time of the whole file."""
     lines = [
-        "| data set | alpha | dropout | at inputs | length scale | epochs | chosen on | minutes, all methods |",
-        "|---" * 8 + "|",
+        "| data set | alpha | dropout | at inputs | length scale | epochs | learning rate | chosen on | minutes in all |",
+        "|---" * 9 + "|",
     ]
-    names = ("dropout", "input_dropout", "length_scale", "epochs")
+    names = ("dropout", "input_dropout", "length_scale", "epochs", "learning_rate")
     for dataset, content in load().items():
         for alpha in ALPHAS:
             own = [r for r in content["rows"] if (r["method"], r["alpha"]) == ("bbalpha", alpha)]

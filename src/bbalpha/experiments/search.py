@@ -82,13 +82,14 @@ class Plan:
     n_together: int = 100
 
 
-# (rate at hidden units and at inputs in 256ths, length scale, steps)
+# (rate at hidden units and at inputs in 256ths, length scale, steps, learning rate)
 SMALL = (
-    (2, 0, 0.3, 4000), (5, 0, 0.3, 4000), (13, 0, 0.3, 4000), (5, 5, 0.3, 4000), (13, 13, 0.3, 4000),
-    (13, 13, 0.3, 1200), (26, 13, 1.0, 1200), (26, 26, 1.0, 1200), (51, 26, 1.0, 1200),
+    (2, 0, 0.3, 4000, 0.01), (5, 0, 0.3, 4000, 0.01), (13, 0, 0.3, 4000, 0.01), (5, 0, 0.3, 4000, 0.005),
+    (13, 0, 0.3, 4000, 0.005), (5, 5, 0.3, 4000, 0.01), (13, 13, 0.3, 4000, 0.01), (13, 13, 0.3, 1200, 0.01),
+    (26, 13, 1.0, 1200, 0.01), (26, 26, 1.0, 1200, 0.01), (51, 26, 1.0, 1200, 0.01),
 )  # fmt: skip
-HUGE = ((1, 0, 0.3, 20000), (3, 0, 0.3, 20000), (3, 0, 1.0, 20000), (8, 0, 0.3, 20000))
-LARGE = ((1, 0, 0.3, 10000), (3, 0, 0.3, 10000), (3, 0, 1.0, 10000), (8, 0, 0.3, 10000))
+LARGE = tuple((rate, 0, scale, 10000, 0.02) for rate, scale in ((1, 0.3), (3, 0.3), (3, 1.0), (8, 0.3)))
+HUGE = tuple((rate, 0, scale, 20000, 0.01) for rate, scale in ((1, 0.3), (3, 0.3), (3, 1.0), (8, 0.3)))
 
 
 def plan_for(n_train: int, dataset: str, *, quick: bool = False) -> Plan:
@@ -98,17 +99,17 @@ def plan_for(n_train: int, dataset: str, *, quick: bool = False) -> Plan:
 
     >>> plan = plan_for(455, "boston")
     >>> plan.hidden, plan.batch_size, len(plan.candidates)
-    ((50,), 32, 9)
+    ((50,), 32, 11)
     """
     small, huge = n_train <= 2000, n_train > 20000
-    batch_size, learning_rate = (32, 0.01) if small else (128, 0.01 if huge else 0.02)
-    grid: Sequence[tuple[int, int, float, int]] = SMALL if small else HUGE if huge else LARGE
+    batch_size = 32 if small else 128
+    grid: Sequence[tuple[int, int, float, int, float]] = SMALL if small else HUGE if huge else LARGE
     if quick:
-        grid = [(*candidate[:3], 60) for candidate in grid[:2]]
+        grid = [(*c[:3], 60, c[4]) for c in grid[:2]]
     per_epoch = -(-n_train // batch_size)
     candidates = tuple(
         Choice(dropout / 256, inputs / 256, length_scale, max(1, round(steps / per_epoch)), learning_rate)
-        for dropout, inputs, length_scale, steps in grid
+        for dropout, inputs, length_scale, steps, learning_rate in grid
     )
     hidden = (100,) if dataset in _WIDE else (50,)
     return Plan(hidden, batch_size, candidates, n_folds=1 if quick or not small else 2, n_together=24 if huge else 100)
@@ -118,7 +119,7 @@ def plain(plan: Plan) -> Plan:
     """The plan without dropout, as deep ensembles have it: what is left of the candidates, one pass.
 
     >>> len(plain(plan_for(455, "boston")).candidates)
-    3
+    4
     """
     bare = dict.fromkeys(replace(c, dropout=0.0, input_dropout=0.0) for c in plan.candidates)
     return replace(plan, candidates=tuple(bare), n_passes=1, n_validation_passes=1)
