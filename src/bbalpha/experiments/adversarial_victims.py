@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from tqdm import trange
 
 from bbalpha import checkpoint, metrics
 from bbalpha.data import load_mnist
@@ -139,7 +140,7 @@ def _fit_plain(net: nn.Module, config: Config, digits: Digits) -> None:
     n_steps = config.epochs * -(-len(digits.x) // config.batch_size)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step / n_steps))
     generator = torch.Generator().manual_seed(config.seed)
-    for _ in range(config.epochs):
+    for _ in trange(config.epochs, desc="nn", unit="epoch"):
         for rows in torch.randperm(len(digits.x), generator=generator).split(config.batch_size):
             optimizer.zero_grad()
             F.cross_entropy(net(digits.x[rows]), digits.y[rows]).backward()
