@@ -178,7 +178,7 @@ def coverage():
 def settings():
     """The hyper-parameters that were chosen most often, for each alpha, and the time of the whole file."""
     lines = [
-        "| data set | alpha | dropout | at inputs | length scale | epochs | learning rate | chosen on | minutes in all |",
+        "| data set | alpha | dropout | at inputs | length scale | epochs | learning rate | chosen on | minutes |",
         "|---" * 9 + "|",
     ]
     names = ("dropout", "input_dropout", "length_scale", "epochs", "learning_rate")
