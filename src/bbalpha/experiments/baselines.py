@@ -3,7 +3,7 @@
     METHODS["gp"](x_train, y_train, x_test, y_test, seed=0, quick=False)      # {"nll": ..., "rmse": ..., ...}
 
 Each takes rows in the units of their source, standardises them by the training rows, and scores the test rows with the
-code that scores everybody else (`scoring.scores`), in units of y. Settings are the same for all sets and splits; they
+code that scores everybody else (`scoring.scores`), in units of y. Settings depend on the number of rows alone; they
 were found by a few trials on held-out training rows of the first split (published splits overlap: these rows are test
 rows of other splits).
 
@@ -139,7 +139,8 @@ def vi_g(
     """Scores of fully factorised Gaussian VI: alpha = 0, exact KL to N(0, 1) on the weights, learned precision.
 
     One hidden layer of ReLU units. The prior's length scale stays 1: inputs and targets are standardised, and the
-    weights have that prior in HMC too (which has it on biases, point estimates here). One pass a step is enough: rows have draws of their own, which average out over a large batch.
+    weights have that prior in HMC too (which has it on biases as well, point estimates here). One pass a step: rows
+    have draws of their own, which average out over a large batch.
     """
     data = Standardised.of(x_train, y_train, x_test, y_test)
     with torch.random.fork_rng():
