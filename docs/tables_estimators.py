@@ -26,7 +26,8 @@ def defaults():
     head = contents[0]
     return "\n".join(lines) + (
         "\n\nMeans over splits with standard errors, the best in bold; lower is better. "
-        f"Made by `{head['command']}` with torch {head['versions']['torch']} and scikit-learn {head['versions']['scikit-learn']}."
+        f"Made by `{head['command']}` with torch {head['versions']['torch']} "
+        f"and scikit-learn {head['versions']['scikit-learn']}."
     )
 
 

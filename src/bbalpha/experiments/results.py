@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("bbalpha", "torch", "numpy", "scikit-learn")
+PACKAGES = ("bbalpha", "torch", "numpy", "scikit-learn", "gpytorch", "numpyro", "jax")
 
 
 def write(path: str | Path, *, command: str, seed: int, seconds: float, rows: Sequence[dict[str, Any]]) -> Path:

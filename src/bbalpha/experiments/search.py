@@ -86,7 +86,7 @@ class Plan:
 SMALL = (
     (2, 0, 0.3, 4000, 0.01), (5, 0, 0.3, 4000, 0.01), (13, 0, 0.3, 4000, 0.01), (5, 0, 0.3, 4000, 0.005),
     (13, 0, 0.3, 4000, 0.005), (5, 5, 0.3, 4000, 0.01), (13, 13, 0.3, 4000, 0.01), (13, 13, 0.3, 1200, 0.01),
-    (26, 13, 1.0, 1200, 0.01), (26, 26, 1.0, 1200, 0.01), (51, 26, 1.0, 1200, 0.01),
+    (13, 13, 3.0, 4000, 0.01), (26, 13, 1.0, 1200, 0.01), (26, 26, 1.0, 1200, 0.01), (51, 26, 1.0, 1200, 0.01),
 )  # fmt: skip
 LARGE = tuple((rate, 0, scale, 10000, 0.02) for rate, scale in ((1, 0.3), (3, 0.3), (3, 1.0), (8, 0.3)))
 HUGE = tuple((rate, 0, scale, 20000, 0.01) for rate, scale in ((1, 0.3), (3, 0.3), (3, 1.0), (8, 0.3)))
@@ -99,7 +99,7 @@ def plan_for(n_train: int, dataset: str, *, quick: bool = False) -> Plan:
 
     >>> plan = plan_for(455, "boston")
     >>> plan.hidden, plan.batch_size, len(plan.candidates)
-    ((50,), 32, 11)
+    ((50,), 32, 12)
     """
     small, huge = n_train <= 2000, n_train > 20000
     batch_size = 32 if small else 128
@@ -119,7 +119,7 @@ def plain(plan: Plan) -> Plan:
     """The plan without dropout, as deep ensembles have it: what is left of the candidates, one pass.
 
     >>> len(plain(plan_for(455, "boston")).candidates)
-    4
+    5
     """
     bare = dict.fromkeys(replace(c, dropout=0.0, input_dropout=0.0) for c in plan.candidates)
     return replace(plan, candidates=tuple(bare), n_passes=1, n_validation_passes=1)
