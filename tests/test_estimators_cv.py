@@ -146,3 +146,17 @@ def test_errors():
         BBAlphaRegressorCV(alphas=()).fit(X, y)
     with pytest.raises(NotFittedError):
         BBAlphaClassifierCV().predict(X)
+
+
+def test_noise_may_depend_on_the_inputs_in_the_search_too():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (200, 1))
+    y = X[:, 0] + np.where(X[:, 0] > 0, 0.5, 0.02) * rng.standard_normal(200)
+    settings = {"alphas": (0.5,), "dropouts": (0.01, 0.05), "cv": 3, "epochs": 60, "random_state": 0}
+    constant = BBAlphaRegressorCV(**settings).fit(X, y)
+    model = BBAlphaRegressorCV(noise="heteroscedastic", **settings).fit(X, y)
+    assert model.best_score_ > constant.best_score_ + 0.3
+    _, std = model.predict([[-0.5], [0.5]], return_std=True)
+    assert std[1] > 3 * std[0]
+    with pytest.raises(ValueError, match="`noise` must be"):
+        BBAlphaRegressorCV(noise="none").fit(X, y)

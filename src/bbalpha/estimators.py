@@ -25,6 +25,7 @@ from bbalpha.estimators_base import Array, DropoutEstimator, Module, standardise
 from bbalpha.objectives import CrossEntropy, GaussianNLL
 from bbalpha.prediction import predict_classification, predict_regression
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
+from bbalpha.stacked import split_heads
 
 # ------------------------------------------------------------------------------ regression
 
@@ -92,8 +93,7 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on `X` (N, F) and `y` (N,) or (N, D); returns self."""
-        if self.noise not in ("constant", "heteroscedastic"):
-            raise ValueError(f'`noise` must be "constant" or "heteroscedastic"; got {self.noise!r}.')
+        check_noise(self.noise)
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
         self.y_ndim_, table = y.ndim, np.asarray(y, np.float64).reshape(len(y), -1)
@@ -248,6 +248,12 @@ class BBAlphaClassifier(ClassifierMixin, DropoutEstimator):
 # ------------------------------------------------------------------------------ helpers
 
 
+def check_noise(noise: Any) -> None:
+    """An error if `noise` is not a kind of noise."""
+    if noise not in ("constant", "heteroscedastic"):
+        raise ValueError(f'`noise` must be "constant" or "heteroscedastic"; got {noise!r}.')
+
+
 def load_estimator(path: str | os.PathLike[str], *, module: Module | None = None) -> Any:
     """The estimator in a folder written by `save`, of whichever class it is."""
     kind = read_folder(path).content["kind"]
@@ -257,12 +263,6 @@ def load_estimator(path: str | os.PathLike[str], *, module: Module | None = None
     raise ValueError(f"`path` must hold an estimator; {str(path)!r} holds a {kind}.")
 
 
-def _split(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and log precision, side by side in the last axis; the latter kept where exp is harmless."""
-    mean, log_precision = outputs.chunk(2, -1)
-    return mean, 12 * torch.tanh(log_precision / 12)
-
-
 class _SplitNLL(GaussianNLL):
     """GaussianNLL of a network whose outputs (K, N, 2 D) are means and log precisions."""
 
@@ -270,7 +270,7 @@ class _SplitNLL(GaussianNLL):
         super().__init__(alpha, precision="predicted")
 
     def forward(self, outputs: Any, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        return super().forward(_split(outputs), target, sample_weight)
+        return super().forward(split_heads(outputs), target, sample_weight)
 
 
 class _Heads(nn.Module):
@@ -281,4 +281,4 @@ class _Heads(nn.Module):
         self.body = body
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return _split(self.body(x))
+        return split_heads(self.body(x))

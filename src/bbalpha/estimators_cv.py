@@ -10,7 +10,7 @@ fitted again on all rows, the way RidgeCV does.
 import os
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -19,7 +19,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor
+from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor, check_noise
 from bbalpha.estimators_base import Array, default_batch_size, default_epochs, member
 from bbalpha.population import fit_population
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
@@ -146,6 +146,7 @@ class BBAlphaRegressorCV(RegressorMixin, _Search):
         epochs: None chooses by the number of rows.
         batch_size: Rows a step; None chooses by the number of rows.
         learning_rate: Of Adam.
+        noise: "constant" or "heteroscedastic", in the search too.
         n_ensemble: Networks of the final fit.
         validation_fraction: Share of a fold's training rows that early stopping looks at.
         patience: Epochs without a better one before it stops.
@@ -163,12 +164,43 @@ class BBAlphaRegressorCV(RegressorMixin, _Search):
     0.01
     """
 
+    def __init__(
+        self,
+        alphas: Sequence[float] = (0.0, 0.5, 1.0),
+        dropouts: Sequence[float] = (0.01, 0.05, 0.2),
+        *,
+        length_scales: Sequence[float] = (1.0,),
+        cv: Any = 5,
+        hidden_layer_sizes: Sequence[int] = (50,),
+        input_dropout: float | None = None,
+        n_passes: int = 10,
+        n_predict_passes: int = 100,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float = 0.01,
+        noise: Literal["constant", "heteroscedastic"] = "constant",
+        n_ensemble: int = 1,
+        validation_fraction: float = 0.0,
+        patience: int = 50,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            alphas, dropouts, length_scales=length_scales, cv=cv, hidden_layer_sizes=hidden_layer_sizes,
+            input_dropout=input_dropout, n_passes=n_passes, n_predict_passes=n_predict_passes, epochs=epochs,
+            batch_size=batch_size, learning_rate=learning_rate, n_ensemble=n_ensemble,
+            validation_fraction=validation_fraction, patience=patience, random_state=random_state,
+        )  # fmt: skip
+        self.noise = noise
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Choose by cross-validation within `X` (N, F) and `y` (N,) or (N, D), then fit on all of it."""
         rows, target = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, rows)
-        best = self._search(rows, np.asarray(target, np.float64), weight, "gaussian")
-        self.best_estimator_ = BBAlphaRegressor(**self._final(best)).fit(X, y, sample_weight=weight)
+        check_noise(self.noise)
+        likelihood: Likelihood = "gaussian" if self.noise == "constant" else "heteroscedastic"
+        best = self._search(rows, np.asarray(target, np.float64), weight, likelihood)
+        settings = self._final(best) | {"noise": self.noise}
+        self.best_estimator_ = BBAlphaRegressor(**settings).fit(X, y, sample_weight=weight)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
