@@ -119,7 +119,7 @@ def test_one_direction_serves_all_sizes_of_a_step(victims, tmp_path):
 
 def test_walks_go_on_from_their_state_to_the_same_images(victims, tmp_path):
     attacks = adversarial.Attacks(victims[0.5], tmp_path, victims[None])
-    x = attacks.digits.x_test[attacks.others]
+    x = attacks.digits.x_test[attacks.digits.y_test != 0]
     whole = attacks._walked("fresh", x, 4, None)
     assert torch.equal(attacks._walked("fresh", x, 2, tmp_path), attacks._walked("fresh", x, 2, None))
     assert torch.equal(attacks._walked("fresh", x, 4, tmp_path), whole)
@@ -148,9 +148,11 @@ def test_the_attacker_who_knows_stays_within_reach_and_gets_nearer_the_second_cl
 
 
 def test_zeros_are_not_walked_towards_zero(victims, tmp_path):
-    attacks = adversarial.Attacks(victims[None], tmp_path, None)
-    assert (attacks.digits.y_test[attacks.others] != 0).all()
-    assert len(attacks.others) == 36
+    attacks = adversarial.Attacks(victims[0.5], tmp_path, victims[None])
+    others = attacks.digits.y_test != 0
+    for attacker, n in (("fresh", others.sum()), ("transfer", others[: len(attacks.few)].sum())):
+        assert attacks.scores(adversarial.Case("targeted", attacker, 0))["n"] == n
+    assert len(attacks.few) < len(others)
 
 
 # ------------------------------------------------------------------------------ the run

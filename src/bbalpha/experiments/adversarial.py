@@ -175,23 +175,24 @@ class Attacks:
         self.victim, self.folder, self.plain = victim, folder, plain
         self.config, self.digits = victim.config, victim.digits
         self.directions: dict[tuple[str, float], Tensor] = {}
-        few = torch.arange(min(self.config.n_few, len(self.digits.x_test)))
-        self.few, self.others = few, few[self.digits.y_test[few] != 0]  # those that can be taken for a 0
+        self.all = torch.arange(len(self.digits.x_test))
+        self.few = self.all[: self.config.n_few]
 
     def scores(self, case: Case) -> dict[str, object]:
         """The rest of the row that `case` begins."""
         word = " ".join(str(part) for part in asdict(case).values())
         fixed = case.attacker == "fixed"
+        rows = self.all if case.attacker == "fresh" else self.few
         if case.attack == "fgsm":
-            rows = torch.arange(len(self.digits.x_test)) if case.attacker == "fresh" else self.few
             x = self.digits.x_test[rows]
             moved = (x + case.step * self._direction(case, rows)).clamp(0, 1)
             return self.victim.scores(moved, rows, word, fixed=fixed)
         if case.attacker == "adaptive":
             moved, target = self._quiet_walk(case, word)
             return self.victim.scores(moved, self.few, word, target=target)
-        moved = self._walked(case.attacker, self.digits.x_test[self.others], int(case.step), self.folder)
-        return self.victim.scores(moved, self.others, word, target=0, fixed=fixed)
+        others = rows[self.digits.y_test[rows] != 0]  # those that can be taken for a 0
+        moved = self._walked(case.attacker, self.digits.x_test[others], int(case.step), self.folder)
+        return self.victim.scores(moved, others, word, target=0, fixed=fixed)
 
     def examples(self) -> dict[str, Array]:
         """A few digits under attack, for the strips of images: arrays (steps, digits, ...)."""

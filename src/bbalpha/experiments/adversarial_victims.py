@@ -39,7 +39,7 @@ class Config:
         n_passes: K in training, attacks and prediction.
         n_train: Digits to train on.
         n_held_out: Other training digits, for the threshold of the detector.
-        n_test: Test digits under the fast gradient sign attack of the paper.
+        n_test: Test digits under the attacks of the paper.
         n_few: Test digits under all other attacks.
         steps: Sizes of the fast gradient sign step.
         few_steps: Those of the attackers the paper leaves out.
@@ -67,7 +67,7 @@ class Config:
     steps: tuple[float, ...] = tuple(round(0.02 * i, 2) for i in range(26))
     few_steps: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5)
     n_targeted: int = 100
-    block: int = 2
+    block: int = 4
     few_targeted: tuple[int, ...] = (10, 20, 30, 40)
     stride: float = 0.01
     radii: tuple[float, ...] = (0.1, 0.2)
