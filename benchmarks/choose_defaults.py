@@ -144,12 +144,11 @@ def score(table: Table, shape: tuple[int, ...], steps: int, held: float) -> list
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("results/chosen_defaults.json"))
-    parser.add_argument("--problems", nargs="+", default=list(PROBLEMS), choices=list(PROBLEMS))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     ledger = Ledger(arguments.output, command="python benchmarks/choose_defaults.py", seed=0)
-    for name in arguments.problems:
-        table = PROBLEMS[name]()
+    for name, make in PROBLEMS.items():
+        table = make()
         for shape, (steps, held) in product(SHAPES, LENGTHS):
             key = {"problem": name, "hidden": "x".join(map(str, shape)), "steps": steps, "held_out": held}
             if ledger.has(**key):

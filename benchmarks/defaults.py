@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from bbalpha.data import UCIData, load_uci
 from bbalpha.estimators import BBAlphaRegressor
-from bbalpha.estimators_base import default_batch_size, default_epochs, member
+from bbalpha.estimators_base import duration, member
 from bbalpha.experiments.results import Ledger
 from bbalpha.experiments.scoring import scores
 from bbalpha.population import fit_population
@@ -63,8 +63,7 @@ def score_baseline(data: UCIData, split: int, method: str) -> dict[str, float]:
 def score_population(data: UCIData, jobs: list[tuple[int, float]]) -> list[dict[str, float]]:
     """The scores of BBAlphaRegressor(alpha) on split, for every (split, alpha)."""
     defaults = BBAlphaRegressor()
-    n_rows = len(data.splits[0][0])
-    batch_size = default_batch_size(n_rows)
+    batch_size, epochs, patience = duration(defaults, len(data.splits[0][0]))
     members = [
         member(defaults, data.splits[split][0], split, {
             "alpha": alpha, "dropout": defaults.dropout, "length_scale": defaults.length_scale,
@@ -72,8 +71,8 @@ def score_population(data: UCIData, jobs: list[tuple[int, float]]) -> list[dict[
         for split, alpha in jobs
     ]  # fmt: skip
     population = fit_population(
-        data.X, data.y, members, epochs=default_epochs(n_rows, batch_size), batch_size=batch_size,
-        hidden_layer_sizes=defaults.hidden_layer_sizes, n_passes=defaults.n_passes, patience=defaults.patience,
+        data.X, data.y, members, epochs=epochs, batch_size=batch_size, patience=patience,
+        hidden_layer_sizes=defaults.hidden_layer_sizes, n_passes=defaults.n_passes,
     )  # fmt: skip
     rows = []
     for i, (split, _) in enumerate(jobs):

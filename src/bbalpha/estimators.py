@@ -47,8 +47,9 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         noise: "constant" learns one precision for all rows; "heteroscedastic" predicts it from the inputs.
         n_ensemble: Networks, trained from different seeds, whose predictions are averaged.
         validation_fraction: Share of the rows held out, if that is at least 5 rows: the weights of the epoch with
-            the best log-likelihood there are kept. 0 trains on all rows to the last epoch.
-        patience: Training stops after so many epochs without a better one.
+            the best log-likelihood there are kept. 0 trains on all rows to the last epoch, for fewer epochs where
+            these are not given.
+        patience: Training stops after so many epochs without a better one; None is a fifth of all.
         module: A network of your own: an nn.Module (N, F) -> (N, D), or a function of (F, D) that makes one; with
             heteroscedastic noise it returns (mean, log_precision).
         verbose: Show a progress bar.
@@ -76,8 +77,8 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         learning_rate: float = 0.01,
         noise: Literal["constant", "heteroscedastic"] = "constant",
         n_ensemble: int = 1,
-        validation_fraction: float = 0.0,
-        patience: int = 50,
+        validation_fraction: float = 0.1,
+        patience: int | None = None,
         module: Module | None = None,
         verbose: bool = False,
         random_state: Any = None,
@@ -182,7 +183,8 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
 class BBAlphaClassifier(ClassifierMixin, DropoutEstimator):
     """A dropout network for classes, trained with the alpha objective; knows how unsure it is.
 
-    Arguments are those of `BBAlphaRegressor`, but for `noise`; a `module` gives logits (N, C).
+    Arguments are those of `BBAlphaRegressor`, but for `noise`, and no rows are held out unless asked for; a `module`
+    gives logits (N, C).
 
     >>> X = np.linspace(-1, 1, 64)[:, None]
     >>> model = BBAlphaClassifier(epochs=20, random_state=0).fit(X, X[:, 0] > 0)

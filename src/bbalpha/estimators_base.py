@@ -45,7 +45,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         learning_rate: float = 0.01,
         n_ensemble: int = 1,
         validation_fraction: float = 0.0,
-        patience: int = 50,
+        patience: int | None = None,
         module: Module | None = None,
         verbose: bool = False,
         random_state: Any = None,
@@ -76,12 +76,10 @@ class DropoutEstimator(BaseEstimator, ABC):
         x = torch.as_tensor((X - self.x_mean_) / self.x_scale_, dtype=torch.float32)
         data = (x, target) if weight is None else (x, target, torch.as_tensor(weight, dtype=torch.float32))
         n_rows = len(X) if weight is None else int((weight > 0).sum())
-        batch_size = default_batch_size(n_rows) if self.batch_size is None else self.batch_size
-        epochs = default_epochs(n_rows, batch_size) if self.epochs is None else self.epochs
+        batch_size, epochs, patience = duration(self, n_rows)
         self.input_dropout_ = (
             default_input_dropout(n_rows, self.dropout) if self.input_dropout is None else self.input_dropout
         )
-        watched = n_held_out(n_rows, self.validation_fraction) > 0
         self.networks_, self.objectives_, self.histories_ = [], [], []
         for i in range(self.n_ensemble):
             network, objective = self._network(X.shape[1], n_outputs, self.seed_ + i), self._objective()
@@ -95,8 +93,8 @@ class DropoutEstimator(BaseEstimator, ABC):
                 length_scale=self.length_scale,
                 learning_rate=self.learning_rate,
                 schedule=cosine,
-                validation=self.validation_fraction if watched else None,
-                patience=self.patience if watched else None,
+                validation=None if patience is None else self.validation_fraction,
+                patience=patience,
                 progress=bool(self.verbose),
                 seed=self.seed_ + i,
             )
@@ -184,18 +182,25 @@ class DropoutEstimator(BaseEstimator, ABC):
 # ------------------------------------------------------------------------------ helpers
 
 
-_MANY = 2000  # rows from which on data regularise by themselves; found on training rows of the UCI sets
+_MANY = 2000  # rows from which on data regularise by themselves
 
 
-def default_batch_size(n_rows: int) -> int:
-    """Rows a step: few for few rows, as many small steps are then needed."""
-    return 32 if n_rows <= _MANY else 128
+def duration(settings: Any, n_rows: int) -> tuple[int, int, int | None]:
+    """Batch size, epochs and patience of a training on `n_rows` rows; what an estimator has as None is chosen here.
 
-
-def default_epochs(n_rows: int, batch_size: int) -> int:
-    """Epochs for `n_rows` rows: about 2,000 steps for few, 8,000 for many, in 40 to 500 epochs."""
-    steps = 2000 if n_rows <= _MANY else 8000
-    return int(np.clip(round(steps * batch_size / n_rows), 40, 500))
+    Few rows want small batches, as many small steps are then needed. Where rows are held out to pick the best epoch
+    training may be long; where none are, few rows are best trained for about 2,000 steps.
+    """
+    held = n_held_out(n_rows, settings.validation_fraction)
+    batch_size, epochs, patience = settings.batch_size, settings.epochs, settings.patience
+    if batch_size is None:
+        batch_size = 32 if n_rows <= _MANY else 128
+    if epochs is None:
+        steps = 8000 if held or n_rows > _MANY else 2000
+        epochs = int(np.clip(round(steps * batch_size / n_rows), 40, 1000 if held else 500))
+    if patience is None:
+        patience = max(1, epochs // 5)
+    return batch_size, epochs, patience if held else None
 
 
 def default_input_dropout(n_rows: int, dropout: float) -> float:

@@ -20,7 +20,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor, check_noise
-from bbalpha.estimators_base import Array, default_batch_size, default_epochs, member
+from bbalpha.estimators_base import Array, duration, member
 from bbalpha.population import fit_population
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
 from bbalpha.stacked import Likelihood
@@ -47,7 +47,7 @@ class _Search(BaseEstimator):
         learning_rate: float = 0.01,
         n_ensemble: int = 1,
         validation_fraction: float = 0.0,
-        patience: int = 50,
+        patience: int | None = None,
         random_state: Any = None,
     ) -> None:
         self.alphas = alphas
@@ -79,7 +79,7 @@ class _Search(BaseEstimator):
         self.seed_ = int(check_random_state(self.random_state).randint(2**30))
         folds = self._folds(X, y, likelihood)
         n_rows = max(len(train) for train, _ in folds)
-        batch_size = default_batch_size(n_rows) if self.batch_size is None else self.batch_size
+        batch_size, epochs, patience = duration(self, n_rows)
         # candidates of a fold side by side: those of one rate share their masks
         work = [
             (member(self, train, self.seed_ + i, c), test) for i, (train, test) in enumerate(folds) for c in candidates
@@ -88,12 +88,12 @@ class _Search(BaseEstimator):
             X,
             y,
             [one for one, _ in work],
-            epochs=default_epochs(n_rows, batch_size) if self.epochs is None else self.epochs,
+            epochs=epochs,
             hidden_layer_sizes=self.hidden_layer_sizes,
             likelihood=likelihood,
             n_passes=self.n_passes,
             batch_size=batch_size,
-            patience=self.patience,
+            patience=patience,
             sample_weight=weight,
         )
         held = [test for _, test in work]
@@ -149,7 +149,7 @@ class BBAlphaRegressorCV(RegressorMixin, _Search):
         noise: "constant" or "heteroscedastic", in the search too.
         n_ensemble: Networks of the final fit.
         validation_fraction: Share of a fold's training rows that early stopping looks at.
-        patience: Epochs without a better one before it stops.
+        patience: Epochs without a better one before it stops; None is a fifth of all.
         random_state: As in scikit-learn.
 
     Attributes:
@@ -180,8 +180,8 @@ class BBAlphaRegressorCV(RegressorMixin, _Search):
         learning_rate: float = 0.01,
         noise: Literal["constant", "heteroscedastic"] = "constant",
         n_ensemble: int = 1,
-        validation_fraction: float = 0.0,
-        patience: int = 50,
+        validation_fraction: float = 0.1,
+        patience: int | None = None,
         random_state: Any = None,
     ) -> None:
         super().__init__(
