@@ -3,7 +3,7 @@
     python benchmarks/choose_defaults.py
 
 On problems that are none of the paper's: tables that come with scikit-learn and simulators of the design-of-experiments
-literature, each with its own number of rows and noise. Every candidate is trained on two random parts of each problem
+literature, each with its own number of rows and noise. Every candidate is trained on three random parts of each problem
 and scored by the log-likelihood of the rest; nothing here ever sees a row of the UCI sets. What is in the output is not
 computed again.
 """
@@ -23,13 +23,15 @@ from bbalpha.experiments.results import Ledger
 from bbalpha.population import Member, fit_population
 
 Table = tuple[NDArray[np.float64], NDArray[np.float64]]
-BASE = {"dropout": 0.05, "input_dropout": 0.05, "length_scale": 1.0, "learning_rate": 0.01}
-STRONG = BASE | {"length_scale": 3.0}
-KINDS = [BASE, STRONG, STRONG | {"input_dropout": 0.0}, STRONG | {"dropout": 0.02, "input_dropout": 0.02},
-         STRONG | {"dropout": 0.02, "input_dropout": 0.0}]  # fmt: skip
-SHAPES = [(50,)]
-LENGTHS = [(2500, 0.0), (8000, 0.0), (8000, 0.1)]  # steps, and the share of rows held out to pick the best epoch
-SPLITS = 2
+# (hidden units, dropout, at the inputs, length scale, steps, share of rows held out to pick the best epoch)
+CANDIDATES = [
+    (50, 0.05, 0.05, 1.0, 2500, 0.0), (50, 0.05, 0.05, 3.0, 2500, 0.0),
+    (50, 0.05, 0.05, 1.0, 8000, 0.1), (50, 0.05, 0.05, 3.0, 8000, 0.1),
+    (50, 0.05, 0.0, 3.0, 8000, 0.1), (50, 0.02, 0.0, 1.0, 8000, 0.1), (50, 0.02, 0.0, 3.0, 8000, 0.1),
+    (50, 0.01, 0.0, 3.0, 8000, 0.1),
+    (100, 0.05, 0.0, 3.0, 8000, 0.1), (100, 0.02, 0.0, 3.0, 8000, 0.1), (100, 0.01, 0.0, 3.0, 8000, 0.1),
+]  # fmt: skip
+SPLITS = 3
 
 
 # ------------------------------------------------------------------------------ problems
@@ -118,21 +120,30 @@ PROBLEMS: dict[str, Callable[[], Table]] = {
 # ------------------------------------------------------------------------------ the comparison
 
 
-def score(table: Table, shape: tuple[int, ...], steps: int, held: float) -> list[dict[str, float]]:
-    """The held-out NLL, in units of the target's deviation, of every kind on both splits."""
+def groups() -> dict[tuple[int, int, float, bool], list[dict[str, float]]]:
+    """Candidates that can be trained as one population: {(hidden, steps, held out, inputs dropped): the rest}."""
+    found: dict[tuple[int, int, float, bool], list[dict[str, float]]] = {}
+    for hidden, dropout, inputs, scale, steps, held in CANDIDATES:
+        rest = {"dropout": dropout, "input_dropout": inputs, "length_scale": scale}
+        found.setdefault((hidden, steps, held, inputs > 0), []).append(rest)
+    return found
+
+
+def score(table: Table, hidden: int, steps: int, held: float, kinds: list[dict[str, float]]) -> list[dict[str, float]]:
+    """The held-out NLL, in units of the target's deviation, of every kind on every split."""
     x, y = table
     n_train = round(0.9 * len(y))
     batch = 32 if n_train <= 2000 else 128
     epochs = max(1, round(steps * batch / n_train))
     n_fit = n_train - round(held * n_train)
     parts = [np.random.default_rng(s).permutation(len(y)) for s in range(SPLITS)]
-    work = list(product(range(SPLITS), KINDS))
+    work = list(product(range(SPLITS), kinds))
     members = [
         Member(train=parts[s][:n_fit], validation=parts[s][n_fit:n_train] if held else None, seed=s, **kind)
         for s, kind in work
     ]
     population = fit_population(
-        x, y, members, epochs=epochs, hidden_layer_sizes=shape, batch_size=batch, patience=max(1, epochs // 5)
+        x, y, members, epochs=epochs, hidden_layer_sizes=(hidden,), batch_size=batch, patience=max(1, epochs // 5)
     )
     values = population.log_likelihood(x, y, [parts[s][n_train:] for s, _ in work])
     return [
@@ -147,16 +158,15 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     ledger = Ledger(arguments.output, command="python benchmarks/choose_defaults.py", seed=0)
-    for name, make in PROBLEMS.items():
-        table = make()
-        for shape, (steps, held) in product(SHAPES, LENGTHS):
-            key = {"problem": name, "hidden": "x".join(map(str, shape)), "steps": steps, "held_out": held}
-            if ledger.has(**key):
-                continue
-            start = time.perf_counter()
-            rows = [key | row for row in score(table, shape, steps, held)]
-            ledger.add(rows, seconds=time.perf_counter() - start)
-            print(*key.values(), [round(r["nll"], 3) for r in rows], round(ledger.seconds), flush=True)
+    for (name, make), (group, kinds) in product(PROBLEMS.items(), groups().items()):
+        hidden, steps, held, _ = group
+        key = {"problem": name, "hidden": hidden, "steps": steps, "held_out": held}
+        if all(ledger.has(**key, **kind) for kind in kinds):
+            continue
+        start = time.perf_counter()
+        rows = [key | row for row in score(make(), hidden, steps, held, kinds)]
+        ledger.add(rows, seconds=time.perf_counter() - start)
+        print(*key.values(), [round(r["nll"], 3) for r in rows], round(ledger.seconds), flush=True)
 
 
 if __name__ == "__main__":

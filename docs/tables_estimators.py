@@ -61,15 +61,16 @@ def choice():
             mean = fmean(min(c, 3.0) for c in cells)
             lines.append(f"| {name} | " + " | ".join(f"{c:.2f}" for c in cells) + f" | {mean:.3f} |")
     return "\n".join(lines) + (
-        f"\n\nHeld-out NLL in units of the target's deviation (predicting the mean gives about 1.42), two splits each; "
-        f"values over 3 count as 3 in the mean. Made by `{content['command']}`, {content['seconds'] / 60:.0f} minutes."
+        "\n\nHeld-out NLL in units of the target's deviation (predicting the mean gives about 1.42), three splits "
+        "each; values over 3 count as 3 in the mean. "
+        f"Made by `{content['command']}`, {content['seconds'] / 60:.0f} minutes."
     )
 
 
 def _kind(r):
     hold = "best epoch by a tenth held out" if r["held_out"] else "no early stopping"
     rates = f"dropout {r['dropout']:g}, at inputs {r['input_dropout']:g}"
-    return f"{r['hidden']}, {r['steps']} steps, {hold}; {rates}, l = {r['length_scale']:g}, rate {r['learning_rate']:g}"
+    return f"{r['hidden']} units, {r['steps']} steps, {hold}; {rates}, l = {r['length_scale']:g}"
 
 
 def _defaults():

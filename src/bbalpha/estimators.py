@@ -25,7 +25,7 @@ from bbalpha.estimators_base import Array, DropoutEstimator, Module, standardise
 from bbalpha.objectives import CrossEntropy, GaussianNLL
 from bbalpha.prediction import predict_classification, predict_regression
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
-from bbalpha.stacked import split_heads
+from bbalpha.stacked import Heads, split_heads
 
 # ------------------------------------------------------------------------------ regression
 
@@ -140,7 +140,7 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         for i, network in enumerate(self._predictors()):
             learned = self.noise == "constant"
             prediction = predict_regression(
-                _Heads(network) if self._splits() else network,
+                Heads(network) if self._splits() else network,
                 x if self.module is None else x.float(),
                 n_passes=self._passes(),
                 precision=1.0 if learned else "predicted",
@@ -273,14 +273,3 @@ class _SplitNLL(GaussianNLL):
 
     def forward(self, outputs: Any, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         return super().forward(split_heads(outputs), target, sample_weight)
-
-
-class _Heads(nn.Module):
-    """The same network as one that returns (mean, log_precision)."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return split_heads(self.body(x))

@@ -304,6 +304,18 @@ def split_heads(outputs: Tensor) -> tuple[Tensor, Tensor]:
     return mean, _LOG_PRECISION * torch.tanh(log_precision / _LOG_PRECISION)
 
 
+class Heads(nn.Module):
+    """A network of two outputs side by side as one that returns (mean, log_precision)."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log precision (N, D) each."""
+        return split_heads(self.body(x))
+
+
 def tables(x: Any, y: Any, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
     """Inputs (N, F) and targets (N, D) in double precision; class indices (N,) as they are."""
     inputs, target = _own(x).double(), _own(y)

@@ -16,7 +16,7 @@ from bbalpha.experiments.search import Choice, Plan, member, plain
 from bbalpha.population import Member, Population, fit_population
 from bbalpha.prediction import predict_regression
 from bbalpha.predictive import RegressionPrediction
-from bbalpha.stacked import Likelihood, split_heads
+from bbalpha.stacked import Heads, Likelihood
 
 _APART = 1000  # seeds of the networks of an ensemble differ by this
 
@@ -120,7 +120,7 @@ def _prediction(population: Population, index: int, x: Tensor, plan: Plan) -> Re
             p = RegressionPrediction(net(inputs)[None], precision)
     elif population.likelihood == "heteroscedastic":
         p = predict_regression(
-            _Heads(net), inputs, n_passes=plan.n_test_passes, precision="predicted", masks="shared", seed=own.seed,
+            Heads(net), inputs, n_passes=plan.n_test_passes, precision="predicted", masks="shared", seed=own.seed,
             progress=False,
         )  # fmt: skip
     else:
@@ -134,14 +134,3 @@ def _prediction(population: Population, index: int, x: Tensor, plan: Plan) -> Re
 def _precision(p: RegressionPrediction) -> Tensor:
     assert p.precision is not None  # noqa: S101 - every network here has one
     return p.precision
-
-
-class _Heads(nn.Module):
-    """A network of two outputs as one that returns (mean, log_precision)."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return split_heads(self.body(x))
