@@ -13,24 +13,22 @@ import time
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn import datasets
 
+from bbalpha.estimators_base import RATES, held_out_nll
 from bbalpha.experiments.results import Ledger
 from bbalpha.population import Member, fit_population
 
 Table = tuple[NDArray[np.float64], NDArray[np.float64]]
-# (hidden units, dropout, at the inputs, length scale, steps, share of rows held out to pick the best epoch)
-CANDIDATES = [
-    (50, 0.05, 0.05, 1.0, 2500, 0.0), (50, 0.05, 0.05, 3.0, 2500, 0.0),
-    (50, 0.05, 0.05, 1.0, 8000, 0.1), (50, 0.05, 0.05, 3.0, 8000, 0.1),
-    (50, 0.05, 0.0, 3.0, 8000, 0.1), (50, 0.02, 0.0, 1.0, 8000, 0.1), (50, 0.02, 0.0, 3.0, 8000, 0.1),
-    (50, 0.01, 0.0, 3.0, 8000, 0.1),
-    (100, 0.05, 0.0, 3.0, 8000, 0.1), (100, 0.02, 0.0, 3.0, 8000, 0.1), (100, 0.01, 0.0, 3.0, 8000, 0.1),
-]  # fmt: skip
+CANDIDATES = {  # by steps and the share of rows held out to pick the best epoch: rates at hidden units and inputs, l
+    (2500, 0.0): [(0.05, 0.05, 1.0), (0.05, 0.05, 3.0)],
+    (8000, 0.1): [*((*pair, 1.0) for pair in RATES), (0.05, 0.05, 3.0)],
+}
 SPLITS = 3
 
 
@@ -120,36 +118,36 @@ PROBLEMS: dict[str, Callable[[], Table]] = {
 # ------------------------------------------------------------------------------ the comparison
 
 
-def groups() -> dict[tuple[int, int, float, bool], list[dict[str, float]]]:
-    """Candidates that can be trained as one population: {(hidden, steps, held out, inputs dropped): the rest}."""
-    found: dict[tuple[int, int, float, bool], list[dict[str, float]]] = {}
-    for hidden, dropout, inputs, scale, steps, held in CANDIDATES:
-        rest = {"dropout": dropout, "input_dropout": inputs, "length_scale": scale}
-        found.setdefault((hidden, steps, held, inputs > 0), []).append(rest)
-    return found
+def score(table: Table, steps: int, held: float, kinds: list[tuple[float, float, float]]) -> list[dict[str, Any]]:
+    """The NLL of rows left out, in units of the target's deviation, of every kind on every split.
 
-
-def score(table: Table, hidden: int, steps: int, held: float, kinds: list[dict[str, float]]) -> list[dict[str, float]]:
-    """The held-out NLL, in units of the target's deviation, of every kind on every split."""
+    Where rows are held out to pick the epoch there is a row more: of the pair of rates of RATES that these rows pick.
+    """
     x, y = table
     n_train = round(0.9 * len(y))
     batch = 32 if n_train <= 2000 else 128
     epochs = max(1, round(steps * batch / n_train))
     n_fit = n_train - round(held * n_train)
     parts = [np.random.default_rng(s).permutation(len(y)) for s in range(SPLITS)]
-    work = list(product(range(SPLITS), kinds))
     members = [
-        Member(train=parts[s][:n_fit], validation=parts[s][n_fit:n_train] if held else None, seed=s, **kind)
-        for s, kind in work
-    ]
-    population = fit_population(
-        x, y, members, epochs=epochs, hidden_layer_sizes=(hidden,), batch_size=batch, patience=max(1, epochs // 5)
-    )
-    values = population.log_likelihood(x, y, [parts[s][n_train:] for s, _ in work])
-    return [
-        {"split": s} | kind | {"nll": -float(v.mean()) - float(np.log(y.std()))}
-        for (s, kind), v in zip(work, values, strict=True)
-    ]
+        Member(
+            train=part[:n_fit], validation=part[n_fit:n_train] if held else None, seed=s, dropout=hidden,
+            input_dropout=inputs, length_scale=scale,
+        )
+        for s, part in enumerate(parts)
+        for hidden, inputs, scale in kinds
+    ]  # fmt: skip
+    population = fit_population(x, y, members, epochs=epochs, batch_size=batch, patience=max(1, epochs // 5))
+    values = population.log_likelihood(x, y, [parts[m.seed][n_train:] for m in members])
+    rows = [
+        {"split": m.seed, "dropout": m.dropout, "input_dropout": m.input_dropout, "length_scale": m.length_scale,
+         "nll": -float(v.mean()) - float(np.log(y.std()))}
+        for m, v in zip(members, values, strict=True)
+    ]  # fmt: skip
+    if held:
+        picked = held_out_nll(population).view(SPLITS, -1)[:, : len(RATES)].argmin(1)
+        rows += [rows[s * len(kinds) + int(i)] | {"dropout": None} for s, i in enumerate(picked)]
+    return rows
 
 
 def main() -> None:
@@ -158,13 +156,12 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     ledger = Ledger(arguments.output, command="python benchmarks/choose_defaults.py", seed=0)
-    for (name, make), (group, kinds) in product(PROBLEMS.items(), groups().items()):
-        hidden, steps, held, _ = group
-        key = {"problem": name, "hidden": hidden, "steps": steps, "held_out": held}
-        if all(ledger.has(**key, **kind) for kind in kinds):
+    for (name, make), ((steps, held), kinds) in product(PROBLEMS.items(), CANDIDATES.items()):
+        key = {"problem": name, "steps": steps, "held_out": held}
+        if ledger.has(**key):
             continue
         start = time.perf_counter()
-        rows = [key | row for row in score(make(), hidden, steps, held, kinds)]
+        rows = [key | row for row in score(make(), steps, held, kinds)]
         ledger.add(rows, seconds=time.perf_counter() - start)
         print(*key.values(), [round(r["nll"], 3) for r in rows], round(ledger.seconds), flush=True)
 

@@ -28,10 +28,9 @@ from tqdm import tqdm
 
 from bbalpha.data import UCIData, load_uci
 from bbalpha.estimators import BBAlphaRegressor
-from bbalpha.estimators_base import duration, member
+from bbalpha.estimators_base import candidates, held_out_nll, train_together
 from bbalpha.experiments.results import Ledger
 from bbalpha.experiments.scoring import scores
-from bbalpha.population import fit_population
 from bbalpha.prediction import predict_regression
 
 SETS = ("boston", "yacht", "energy", "concrete", "wine", "kin8nm", "power", "naval", "protein")
@@ -63,19 +62,12 @@ def score_baseline(data: UCIData, split: int, method: str) -> dict[str, float]:
 def score_population(data: UCIData, jobs: list[tuple[int, float]]) -> list[dict[str, float]]:
     """The scores of BBAlphaRegressor(alpha) on split, for every (split, alpha)."""
     defaults = BBAlphaRegressor()
-    batch_size, epochs, patience = duration(defaults, len(data.splits[0][0]))
-    members = [
-        member(defaults, data.splits[split][0], split, {
-            "alpha": alpha, "dropout": defaults.dropout, "length_scale": defaults.length_scale,
-        })
-        for split, alpha in jobs
-    ]  # fmt: skip
-    population = fit_population(
-        data.X, data.y, members, epochs=epochs, batch_size=batch_size, patience=patience,
-        hidden_layer_sizes=defaults.hidden_layer_sizes, n_passes=defaults.n_passes,
-    )  # fmt: skip
+    members = [candidates(defaults, data.splits[split][0], split, alpha=alpha) for split, alpha in jobs]
+    population = train_together(defaults, data.X, data.y, [m for each in members for m in each], "gaussian")
+    size = len(members[0])
+    chosen = held_out_nll(population).view(-1, size).argmin(1) + size * torch.arange(len(jobs))
     rows = []
-    for i, (split, _) in enumerate(jobs):
+    for i, (split, _) in zip(chosen.tolist(), jobs, strict=True):
         test = data.splits[split][1]
         x = (data.X[test] - population.x_mean[i].numpy()) / population.x_scale[i].numpy()
         prediction = predict_regression(
@@ -86,7 +78,8 @@ def score_population(data: UCIData, jobs: list[tuple[int, float]]) -> list[dict[
         low, high = prediction.interval(0.9)
         log_prob = prediction.log_prob(target[:, None])
         values = scores(log_prob, prediction.mean[:, 0], low[:, 0], high[:, 0], target)
-        rows.append(values | {"best_epoch": int(population.best_epoch[i])})
+        rates = {"dropout": population.members[i].dropout, "input_dropout": population.members[i].input_dropout}
+        rows.append(values | rates | {"best_epoch": int(population.best_epoch[i])})
     return rows
 
 

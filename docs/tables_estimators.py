@@ -68,9 +68,11 @@ def choice():
 
 
 def _kind(r):
-    hold = "best epoch by a tenth held out" if r["held_out"] else "no early stopping"
+    hold = "best epoch by a tenth held out" if r["held_out"] else "all rows, last epoch"
+    if r["dropout"] is None:
+        return f"**{r['steps']} steps, {hold}, and by the same rows the best of these four pairs of rates**"
     rates = f"dropout {r['dropout']:g}, at inputs {r['input_dropout']:g}"
-    return f"{r['hidden']} units, {r['steps']} steps, {hold}; {rates}, l = {r['length_scale']:g}"
+    return f"{r['steps']} steps, {hold}; {rates}, l = {r['length_scale']:g}"
 
 
 def _defaults():

@@ -14,6 +14,7 @@ from torch import nn
 
 import bbalpha
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor, load_estimator
+from bbalpha.estimators_base import RATES
 from bbalpha.networks import mlp
 
 EXPECTED = {
@@ -273,3 +274,27 @@ def test_constant_columns_and_targets():
     assert np.isfinite(model.predict(X)).all()
     assert model.x_scale_[2] == 1.0
     assert np.isfinite(model.log_prob(X, y)).all()
+
+
+def test_dropout_is_chosen_on_the_held_out_rows():
+    rng = np.random.RandomState(0)
+    X = rng.uniform(-1, 1, (150, 2))
+    y = np.sin(3 * X[:, 0]) + X[:, 1]  # no noise: dropout can only harm
+    settings = {"epochs": 150, "random_state": 0}
+    model = BBAlphaRegressor(**settings).fit(X, y)
+    separate = {
+        pair: min(BBAlphaRegressor(dropout=pair[0], input_dropout=pair[1], **settings).fit(X, y).histories_[0].nll)
+        for pair in RATES
+    }
+    assert (model.dropout_, model.input_dropout_) == min(separate, key=separate.get) != RATES[0]
+    assert min(model.histories_[0].nll) == pytest.approx(min(separate.values()), rel=1e-6)  # the same network again
+    assert BBAlphaRegressor(input_dropout=0.3, **settings).fit(X, y).input_dropout_ == 0.3
+
+
+def test_dropout_that_is_set_or_cannot_be_chosen_is_not_searched():
+    X, y = curve(60)
+    assert BBAlphaRegressor(dropout=0.3, epochs=1).fit(X, y).dropout_ == 0.3
+    assert BBAlphaRegressor(validation_fraction=0, epochs=1).fit(X, y).dropout_ == RATES[0][0]
+    assert BBAlphaRegressor(epochs=1).fit(X[:20], y[:20]).dropout_ == RATES[0][0]  # too few rows to hold any out
+    chosen = BBAlphaClassifier(dropout=None, validation_fraction=0.2, epochs=5, random_state=0).fit(X, y > 50)
+    assert (chosen.dropout_, chosen.input_dropout_) in RATES

@@ -6,9 +6,9 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import KFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import estimator_checks_generator
+from sklearn.utils.estimator_checks import check_estimator, estimator_checks_generator
 
-from bbalpha.estimators import BBAlphaRegressor, load_estimator
+from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor, load_estimator
 from bbalpha.estimators_cv import BBAlphaClassifierCV, BBAlphaRegressorCV
 
 WEIGHTS = "check_sample_weight_equivalence_on_dense_data"  # order of rows and masks differ where rows are repeated
@@ -32,6 +32,14 @@ def checks(estimator):
 )
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::sklearn.exceptions.SkipTestWarning")
+@pytest.mark.parametrize("kind", [BBAlphaRegressor, BBAlphaClassifier, BBAlphaRegressorCV, BBAlphaClassifierCV])
+def test_scikit_learn_checks_with_nothing_set(kind):
+    found = check_estimator(kind(), expected_failed_checks={WEIGHTS: "rows that are repeated draw other masks"})
+    assert len(found) > 40
 
 
 def rows(n=90, seed=0):

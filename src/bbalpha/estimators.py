@@ -25,7 +25,7 @@ from bbalpha.estimators_base import Array, DropoutEstimator, Module, standardise
 from bbalpha.objectives import CrossEntropy, GaussianNLL
 from bbalpha.prediction import predict_classification, predict_regression
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
-from bbalpha.stacked import Heads, split_heads
+from bbalpha.stacked import Heads, Likelihood, split_heads
 
 # ------------------------------------------------------------------------------ regression
 
@@ -36,8 +36,10 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
     Args:
         alpha: 0 is MC dropout as usual, 0.5 the Hellinger value, 1 the predictive likelihood.
         hidden_layer_sizes: Widths of the hidden layers.
-        dropout: The rate of being dropped of hidden units.
-        input_dropout: The rate of the inputs; None is `dropout` up to 2,000 rows and 0 from there on.
+        dropout: The rate of being dropped of hidden units. None tries four pairs of rates at hidden units and inputs,
+            trained at once, and takes the one under which the held-out rows are likeliest (`dropout_`).
+        input_dropout: The rate of the inputs; None is chosen with `dropout`, or, where that is given, equal to it up to
+            2,000 rows and 0 from there on.
         length_scale: l of the prior N(0, 1/l^2), on standardised data.
         n_passes: K in training.
         n_predict_passes: K in prediction, over all networks.
@@ -67,7 +69,7 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         alpha: float = 0.5,
         *,
         hidden_layer_sizes: Sequence[int] = (50,),
-        dropout: float = 0.05,
+        dropout: float | None = None,
         input_dropout: float | None = None,
         length_scale: float = 1.0,
         n_passes: int = 10,
@@ -160,6 +162,9 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
             return GaussianNLL(self.alpha)
         return _SplitNLL(self.alpha) if self._splits() else GaussianNLL(self.alpha, precision="predicted")
 
+    def _likelihood(self) -> Likelihood:
+        return "gaussian" if self.noise == "constant" else "heteroscedastic"
+
     def _splits(self) -> bool:
         """Whether our own network gives mean and log precision side by side."""
         return self.noise == "heteroscedastic" and self.module is None
@@ -183,8 +188,8 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
 class BBAlphaClassifier(ClassifierMixin, DropoutEstimator):
     """A dropout network for classes, trained with the alpha objective; knows how unsure it is.
 
-    Arguments are those of `BBAlphaRegressor`, but for `noise`, and no rows are held out unless asked for; a `module`
-    gives logits (N, C).
+    Arguments are those of `BBAlphaRegressor`, but for `noise`; `dropout` is 0.05, and no rows are held out, unless
+    asked for otherwise; a `module` gives logits (N, C).
 
     >>> X = np.linspace(-1, 1, 64)[:, None]
     >>> model = BBAlphaClassifier(epochs=20, random_state=0).fit(X, X[:, 0] > 0)
@@ -242,6 +247,9 @@ class BBAlphaClassifier(ClassifierMixin, DropoutEstimator):
 
     def _objective(self) -> nn.Module:
         return CrossEntropy(self.alpha)
+
+    def _likelihood(self) -> Likelihood:
+        return "categorical"
 
     def _n_outputs(self) -> int:
         return len(self.classes_)

@@ -4,6 +4,7 @@ import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from bbalpha.checkpoint import build, describe, read_folder, write_folder
 from bbalpha.feed import order
 from bbalpha.networks import mlp
-from bbalpha.population import Member
+from bbalpha.population import Member, Population, fit_population
+from bbalpha.stacked import Likelihood
 from bbalpha.training import cosine, fit
 
 Array = NDArray[Any]
@@ -35,7 +37,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         alpha: float = 0.5,
         *,
         hidden_layer_sizes: Sequence[int] = (50,),
-        dropout: float = 0.05,
+        dropout: float | None = 0.05,
         input_dropout: float | None = None,
         length_scale: float = 1.0,
         n_passes: int = 10,
@@ -77,9 +79,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         data = (x, target) if weight is None else (x, target, torch.as_tensor(weight, dtype=torch.float32))
         n_rows = len(X) if weight is None else int((weight > 0).sum())
         batch_size, epochs, patience = duration(self, n_rows)
-        self.input_dropout_ = (
-            default_input_dropout(n_rows, self.dropout) if self.input_dropout is None else self.input_dropout
-        )
+        self.dropout_, self.input_dropout_ = self._rates(x, target, weight)
         self.networks_, self.objectives_, self.histories_ = [], [], []
         for i in range(self.n_ensemble):
             network, objective = self._network(X.shape[1], n_outputs, self.seed_ + i), self._objective()
@@ -103,10 +103,22 @@ class DropoutEstimator(BaseEstimator, ABC):
             self.histories_.append(history)
         self.n_iter_ = max(len(h.loss) for h in self.histories_)
 
+    def _rates(self, x: Tensor, target: Tensor, weight: Array | None) -> tuple[float, float]:
+        """The dropout rates at hidden units and inputs: as set, or those of RATES under which held-out rows do best."""
+        n_rows = len(x) if weight is None else int((weight > 0).sum())
+        _, _, patience = duration(self, n_rows)
+        if self.dropout is None and patience is not None and self.module is None:
+            members = candidates(self, np.arange(len(x)), self.seed_, alpha=self.alpha)
+            population = train_together(self, x, target, members, self._likelihood(), weight)
+            best = members[int(held_out_nll(population).argmin())]
+            return best.dropout, best.input_dropout
+        rate = RATES[0][0] if self.dropout is None else self.dropout
+        return rate, default_input_dropout(n_rows, rate) if self.input_dropout is None else self.input_dropout
+
     def _network(self, n_inputs: int, n_outputs: int, seed: int) -> nn.Module:
         if self.module is None:
             sizes = [n_inputs, *self.hidden_layer_sizes, n_outputs]
-            return seeded_mlp(sizes, seed, dropout=self.dropout, input_dropout=self.input_dropout_)
+            return seeded_mlp(sizes, seed, dropout=self.dropout_, input_dropout=self.input_dropout_)
         if isinstance(self.module, nn.Module):
             return copy.deepcopy(self.module)
         with torch.random.fork_rng(devices=[]):
@@ -116,6 +128,10 @@ class DropoutEstimator(BaseEstimator, ABC):
     @abstractmethod
     def _objective(self) -> nn.Module:
         """A fresh objective."""
+
+    @abstractmethod
+    def _likelihood(self) -> Likelihood:
+        """As a population has it."""
 
     def _inputs(self, X: Any) -> Tensor:
         """Validated, standardised rows in double precision (N, F)."""
@@ -182,6 +198,7 @@ class DropoutEstimator(BaseEstimator, ABC):
 # ------------------------------------------------------------------------------ helpers
 
 
+RATES = ((0.05, 0.05), (0.05, 0.0), (0.02, 0.0), (0.005, 0.0))  # at hidden units and inputs: more noise, less of it
 _MANY = 2000  # rows from which on data regularise by themselves
 
 
@@ -214,6 +231,33 @@ def n_held_out(n_rows: int, fraction: float) -> int:
         raise ValueError(f"`validation_fraction` must be at least 0 and less than 1; got {fraction!r}.")
     held = round(n_rows * fraction)
     return held if held >= 5 else 0
+
+
+def candidates(settings: Any, rows: Array, seed: int, *, alpha: float) -> list[Member]:
+    """The networks that an estimator of these settings chooses from where its `dropout` is None."""
+    pairs = [(p, q if settings.input_dropout is None else settings.input_dropout) for p, q in RATES]
+    facts = {"alpha": alpha, "length_scale": settings.length_scale}
+    return [
+        replace(member(settings, rows, seed, facts | {"dropout": hidden}), input_dropout=inputs)
+        for hidden, inputs in dict.fromkeys(pairs)
+    ]
+
+
+def train_together(
+    settings: Any, x: Any, y: Any, members: Sequence[Member], likelihood: Likelihood, weight: Array | None = None
+) -> Population:
+    """The members, trained at once as an estimator of these settings would train each."""
+    n_rows = max(len(m.train) + (0 if m.validation is None else len(m.validation)) for m in members)
+    batch_size, epochs, patience = duration(settings, n_rows)
+    return fit_population(
+        x, y, members, epochs=epochs, hidden_layer_sizes=settings.hidden_layer_sizes, likelihood=likelihood,
+        n_passes=settings.n_passes, batch_size=batch_size, patience=patience, sample_weight=weight,
+    )  # fmt: skip
+
+
+def held_out_nll(population: Population) -> Tensor:
+    """Of each member's best epoch (M,)."""
+    return population.nll.nan_to_num(nan=torch.inf).amin(0)
 
 
 def member(settings: Any, rows: Array, seed: int, candidate: Mapping[str, float]) -> Member:

@@ -20,8 +20,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor, check_noise
-from bbalpha.estimators_base import Array, duration, member
-from bbalpha.population import fit_population
+from bbalpha.estimators_base import Array, member, train_together
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
 from bbalpha.stacked import Likelihood
 
@@ -78,24 +77,11 @@ class _Search(BaseEstimator):
             )
         self.seed_ = int(check_random_state(self.random_state).randint(2**30))
         folds = self._folds(X, y, likelihood)
-        n_rows = max(len(train) for train, _ in folds)
-        batch_size, epochs, patience = duration(self, n_rows)
         # candidates of a fold side by side: those of one rate share their masks
         work = [
             (member(self, train, self.seed_ + i, c), test) for i, (train, test) in enumerate(folds) for c in candidates
         ]
-        population = fit_population(
-            X,
-            y,
-            [one for one, _ in work],
-            epochs=epochs,
-            hidden_layer_sizes=self.hidden_layer_sizes,
-            likelihood=likelihood,
-            n_passes=self.n_passes,
-            batch_size=batch_size,
-            patience=patience,
-            sample_weight=weight,
-        )
+        population = train_together(self, X, y, [one for one, _ in work], likelihood, weight)
         held = [test for _, test in work]
         values = population.log_likelihood(X, y, held, n_passes=self.n_predict_passes)
         means = [
