@@ -85,7 +85,7 @@ def regressor(config: Config) -> list[dict[str, object]]:
     y = np.sin(X[:, 0]) + 0.1 * rng.normal(size=len(X))
     size = {"hidden_layer_sizes": (50,), "batch_size": config.regressor_batch, "random_state": config.seed}
 
-    def ours() -> None:
+    def ours() -> None:  # with what it holds out by default
         BBAlphaRegressor(n_passes=config.n_passes, epochs=config.regressor_epochs, **size).fit(X, y)
 
     def theirs() -> None:

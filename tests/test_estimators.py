@@ -14,7 +14,7 @@ from torch import nn
 
 import bbalpha
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor, load_estimator
-from bbalpha.estimators_base import RATES
+from bbalpha.estimators_base import RATE_OF_MANY, RATES
 from bbalpha.networks import mlp
 
 EXPECTED = {
@@ -296,5 +296,7 @@ def test_dropout_that_is_set_or_cannot_be_chosen_is_not_searched():
     assert BBAlphaRegressor(dropout=0.3, epochs=1).fit(X, y).dropout_ == 0.3
     assert BBAlphaRegressor(validation_fraction=0, epochs=1).fit(X, y).dropout_ == RATES[0][0]
     assert BBAlphaRegressor(epochs=1).fit(X[:20], y[:20]).dropout_ == RATES[0][0]  # too few rows to hold any out
+    many = BBAlphaRegressor(epochs=1).fit(np.tile(X, (40, 1)), np.tile(y, 40))
+    assert (many.dropout_, many.input_dropout_) == (RATE_OF_MANY, 0.0)
     chosen = BBAlphaClassifier(dropout=None, validation_fraction=0.2, epochs=5, random_state=0).fit(X, y > 50)
     assert (chosen.dropout_, chosen.input_dropout_) in RATES

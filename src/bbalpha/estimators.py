@@ -36,8 +36,9 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
     Args:
         alpha: 0 is MC dropout as usual, 0.5 the Hellinger value, 1 the predictive likelihood.
         hidden_layer_sizes: Widths of the hidden layers.
-        dropout: The rate of being dropped of hidden units. None tries four pairs of rates at hidden units and inputs,
-            trained at once, and takes the one under which the held-out rows are likeliest (`dropout_`).
+        dropout: The rate of being dropped of hidden units. None, up to 2,000 rows, tries four pairs of rates at hidden
+            units and inputs, trained at once, and takes the one under which the held-out rows are likeliest
+            (`dropout_`, `input_dropout_`); from there on it is 0.02.
         input_dropout: The rate of the inputs; None is chosen with `dropout`, or, where that is given, equal to it up to
             2,000 rows and 0 from there on.
         length_scale: l of the prior N(0, 1/l^2), on standardised data.

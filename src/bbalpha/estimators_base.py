@@ -104,16 +104,12 @@ class DropoutEstimator(BaseEstimator, ABC):
         self.n_iter_ = max(len(h.loss) for h in self.histories_)
 
     def _rates(self, x: Tensor, target: Tensor, weight: Array | None) -> tuple[float, float]:
-        """The dropout rates at hidden units and inputs: as set, or those of RATES under which held-out rows do best."""
-        n_rows = len(x) if weight is None else int((weight > 0).sum())
-        _, _, patience = duration(self, n_rows)
-        if self.dropout is None and patience is not None and self.module is None:
-            members = candidates(self, np.arange(len(x)), self.seed_, alpha=self.alpha)
+        """The dropout rates at hidden units and inputs: as set, or those under which the held-out rows do best."""
+        members = candidates(self, np.arange(len(x)), self.seed_, alpha=self.alpha)
+        if len(members) > 1 and self.module is None:
             population = train_together(self, x, target, members, self._likelihood(), weight)
-            best = members[int(held_out_nll(population).argmin())]
-            return best.dropout, best.input_dropout
-        rate = RATES[0][0] if self.dropout is None else self.dropout
-        return rate, default_input_dropout(n_rows, rate) if self.input_dropout is None else self.input_dropout
+            members = [members[int(held_out_nll(population).argmin())]]
+        return members[0].dropout, members[0].input_dropout
 
     def _network(self, n_inputs: int, n_outputs: int, seed: int) -> nn.Module:
         if self.module is None:
@@ -198,8 +194,9 @@ class DropoutEstimator(BaseEstimator, ABC):
 # ------------------------------------------------------------------------------ helpers
 
 
-RATES = ((0.05, 0.05), (0.05, 0.0), (0.02, 0.0), (0.005, 0.0))  # at hidden units and inputs: more noise, less of it
 _MANY = 2000  # rows from which on data regularise by themselves
+RATES = ((0.05, 0.05), (0.05, 0.0), (0.02, 0.0), (0.005, 0.0))  # at hidden units and inputs: tried on few rows
+RATE_OF_MANY = 0.02
 
 
 def duration(settings: Any, n_rows: int) -> tuple[int, int, int | None]:
@@ -234,13 +231,18 @@ def n_held_out(n_rows: int, fraction: float) -> int:
 
 
 def candidates(settings: Any, rows: Array, seed: int, *, alpha: float) -> list[Member]:
-    """The networks that an estimator of these settings chooses from where its `dropout` is None."""
-    pairs = [(p, q if settings.input_dropout is None else settings.input_dropout) for p, q in RATES]
+    """The networks that an estimator of these settings chooses from: one unless its `dropout` is None and rows are few.
+
+    Many rows tell the rates less from each other, and trying them takes longer; without rows held out nothing tells.
+    """
     facts = {"alpha": alpha, "length_scale": settings.length_scale}
-    return [
-        replace(member(settings, rows, seed, facts | {"dropout": hidden}), input_dropout=inputs)
-        for hidden, inputs in dict.fromkeys(pairs)
-    ]
+    if settings.dropout is not None:
+        return [member(settings, rows, seed, facts | {"dropout": settings.dropout})]
+    if len(rows) > _MANY:
+        return [member(settings, rows, seed, facts | {"dropout": RATE_OF_MANY})]
+    pairs = RATES if n_held_out(len(rows), settings.validation_fraction) else RATES[:1]
+    rates = dict.fromkeys((p, q if settings.input_dropout is None else settings.input_dropout) for p, q in pairs)
+    return [replace(member(settings, rows, seed, facts | {"dropout": p}), input_dropout=q) for p, q in rates]
 
 
 def train_together(
