@@ -20,14 +20,19 @@ import torch
 from numpy.typing import NDArray
 from sklearn import datasets
 
-from bbalpha.estimators_base import RATES, held_out_nll
+from bbalpha.estimators_base import RATES
 from bbalpha.experiments.results import Ledger
+from bbalpha.feed import order
 from bbalpha.population import Member, fit_population
 
 Table = tuple[NDArray[np.float64], NDArray[np.float64]]
-CANDIDATES = {  # by steps and the share of rows held out to pick the best epoch: rates at hidden units and inputs, l
-    (2500, 0.0): [(0.05, 0.05, 1.0), (0.05, 0.05, 3.0)],
-    (8000, 0.1): [*((*pair, 1.0) for pair in RATES), (0.05, 0.05, 3.0)],
+Kind = tuple[float, float, float]  # rates at hidden units and inputs, l
+PAIRS: list[Kind] = [(*pair, 1.0) for pair in RATES]
+CANDIDATES: dict[tuple[int, float, int], list[Kind]] = {  # by steps, share of rows held out, and networks
+    (2500, 0.0, 1): [PAIRS[0]],
+    (8000, 0.1, 1): PAIRS,
+    (4000, 0.1, 5): PAIRS,
+    (4000, 0.2, 5): PAIRS,
 }
 SPLITS = 3
 
@@ -118,35 +123,43 @@ PROBLEMS: dict[str, Callable[[], Table]] = {
 # ------------------------------------------------------------------------------ the comparison
 
 
-def score(table: Table, steps: int, held: float, kinds: list[tuple[float, float, float]]) -> list[dict[str, Any]]:
+def score(table: Table, steps: int, held: float, networks: int, kinds: list[Kind]) -> list[dict[str, Any]]:
     """The NLL of rows left out, in units of the target's deviation, of every kind on every split.
 
-    Where rows are held out to pick the epoch there is a row more: of the pair of rates of RATES that these rows pick.
+    Each of several networks holds out rows of its own to pick its epoch. Where rows are held out there is a row more:
+    of the pair of rates of RATES that these rows pick.
     """
     x, y = table
     n_train = round(0.9 * len(y))
     batch = 32 if n_train <= 2000 else 128
     epochs = max(1, round(steps * batch / n_train))
-    n_fit = n_train - round(held * n_train)
+    n_held = round(held * n_train)
     parts = [np.random.default_rng(s).permutation(len(y)) for s in range(SPLITS)]
-    members = [
-        Member(
-            train=part[:n_fit], validation=part[n_fit:n_train] if held else None, seed=s, dropout=hidden,
-            input_dropout=inputs, length_scale=scale,
-        )
-        for s, part in enumerate(parts)
-        for hidden, inputs, scale in kinds
-    ]  # fmt: skip
+    members = []
+    for s, i in product(range(SPLITS), range(networks)):
+        seed = networks * s + i
+        rows = parts[s][:n_train][order(n_train, seed=seed, epoch=-1)]
+        members += [
+            Member(
+                train=rows[n_held:], validation=rows[:n_held] if held else None, seed=seed, dropout=hidden,
+                input_dropout=inputs, length_scale=scale,
+            )
+            for hidden, inputs, scale in kinds
+        ]  # fmt: skip
     population = fit_population(x, y, members, epochs=epochs, batch_size=batch, patience=max(1, epochs // 5))
-    values = population.log_likelihood(x, y, [parts[m.seed][n_train:] for m in members])
+    left = [parts[m.seed // networks][n_train:] for m in members]
+    values = torch.stack(population.log_likelihood(x, y, left)).double()
+    mixed = values.view(SPLITS, networks, len(kinds), -1).logsumexp(1) - np.log(networks)
+    nll = -mixed.mean(-1) - np.log(y.std())  # (splits, kinds)
     rows = [
-        {"split": m.seed, "dropout": m.dropout, "input_dropout": m.input_dropout, "length_scale": m.length_scale,
-         "nll": -float(v.mean()) - float(np.log(y.std()))}
-        for m, v in zip(members, values, strict=True)
-    ]  # fmt: skip
+        {"split": s, "dropout": kind[0], "input_dropout": kind[1], "length_scale": kind[2], "nll": float(nll[s, k])}
+        for s in range(SPLITS)
+        for k, kind in enumerate(kinds)
+    ]
     if held:
-        picked = held_out_nll(population).view(SPLITS, -1)[:, : len(RATES)].argmin(1)
-        rows += [rows[s * len(kinds) + int(i)] | {"dropout": None} for s, i in enumerate(picked)]
+        best = population.nll.nan_to_num(nan=torch.inf).amin(0).view(SPLITS, networks, -1)
+        picked = best.mean(1)[:, : len(RATES)].argmin(1)
+        rows += [rows[s * len(kinds) + int(k)] | {"dropout": None} for s, k in enumerate(picked)]
     return rows
 
 
@@ -156,12 +169,12 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     ledger = Ledger(arguments.output, command="python benchmarks/choose_defaults.py", seed=0)
-    for (name, make), ((steps, held), kinds) in product(PROBLEMS.items(), CANDIDATES.items()):
-        key = {"problem": name, "steps": steps, "held_out": held}
+    for (name, make), ((steps, held, networks), kinds) in product(PROBLEMS.items(), CANDIDATES.items()):
+        key = {"problem": name, "steps": steps, "held_out": held, "networks": networks}
         if ledger.has(**key):
             continue
         start = time.perf_counter()
-        rows = [key | row for row in score(make(), steps, held, kinds)]
+        rows = [key | row for row in score(make(), steps, held, networks, kinds)]
         ledger.add(rows, seconds=time.perf_counter() - start)
         print(*key.values(), [round(r["nll"], 3) for r in rows], round(ledger.seconds), flush=True)
 

@@ -28,10 +28,12 @@ from tqdm import tqdm
 
 from bbalpha.data import UCIData, load_uci
 from bbalpha.estimators import BBAlphaRegressor
-from bbalpha.estimators_base import candidates, held_out_nll, train_together
+from bbalpha.estimators_base import best_candidate, candidates, train_together
 from bbalpha.experiments.results import Ledger
 from bbalpha.experiments.scoring import scores
+from bbalpha.population import Population
 from bbalpha.prediction import predict_regression
+from bbalpha.predictive import RegressionPrediction
 
 SETS = ("boston", "yacht", "energy", "concrete", "wine", "kin8nm", "power", "naval", "protein")
 ALPHAS = (0.0, 0.5, 1.0)
@@ -62,25 +64,38 @@ def score_baseline(data: UCIData, split: int, method: str) -> dict[str, float]:
 def score_population(data: UCIData, jobs: list[tuple[int, float]]) -> list[dict[str, float]]:
     """The scores of BBAlphaRegressor(alpha) on split, for every (split, alpha)."""
     defaults = BBAlphaRegressor()
-    members = [candidates(defaults, data.splits[split][0], split, alpha=alpha) for split, alpha in jobs]
-    population = train_together(defaults, data.X, data.y, [m for each in members for m in each], "gaussian")
-    size = len(members[0])
-    chosen = held_out_nll(population).view(-1, size).argmin(1) + size * torch.arange(len(jobs))
+    members = [candidates(defaults, data.splits[split][0], 100 * split, alpha=alpha) for split, alpha in jobs]
+    shape = members[0].shape  # networks, pairs of rates
+    order = np.stack(members, -1)  # those that draw the same masks, which differ in alpha, side by side
+    population = train_together(defaults, data.X, data.y, order.ravel().tolist(), "gaussian")
     rows = []
-    for i, (split, _) in zip(chosen.tolist(), jobs, strict=True):
-        test = data.splits[split][1]
-        x = (data.X[test] - population.x_mean[i].numpy()) / population.x_scale[i].numpy()
-        prediction = predict_regression(
-            population.network(i).double(), torch.as_tensor(x), n_passes=defaults.n_predict_passes, masks="shared",
-            precision=float(population.log_precision[i].exp()), seed=split, progress=False,
-        ).rescaled(float(population.y_scale[i]), float(population.y_mean[i]))  # fmt: skip
-        target = torch.as_tensor(data.y[test])
+    for j, (split, _) in enumerate(jobs):
+        own = torch.arange(order.size).view(order.shape)[..., j]
+        chosen = own.flatten()[best_candidate(population.nll[:, own.flatten()], shape)].tolist()
+        target = torch.as_tensor(data.y[data.splits[split][1]])
+        prediction = predicted(population, chosen, data.X[data.splits[split][1]], defaults.n_predict_passes)
         low, high = prediction.interval(0.9)
         log_prob = prediction.log_prob(target[:, None])
         values = scores(log_prob, prediction.mean[:, 0], low[:, 0], high[:, 0], target)
-        rates = {"dropout": population.members[i].dropout, "input_dropout": population.members[i].input_dropout}
-        rows.append(values | rates | {"best_epoch": int(population.best_epoch[i])})
+        best = population.members[chosen[0]]
+        rates = {"dropout": best.dropout, "input_dropout": best.input_dropout, "networks": len(chosen)}
+        rows.append(values | rates | {"best_epoch": float(population.best_epoch[chosen].double().mean())})
     return rows
+
+
+def predicted(population: Population, chosen: list[int], x: Any, n_passes: int) -> RegressionPrediction:
+    """The mixture of some networks, as the estimator makes it."""
+    outputs, precisions = [], []
+    for i in chosen:
+        inputs = torch.as_tensor((x - population.x_mean[i].numpy()) / population.x_scale[i].numpy())
+        tau = float(population.log_precision[i].exp())
+        p = predict_regression(
+            population.network(i).double(), inputs, n_passes=-(-n_passes // len(chosen)), masks="shared",
+            precision=tau, seed=population.members[i].seed, progress=False,
+        ).rescaled(float(population.y_scale[i]), float(population.y_mean[i]))  # fmt: skip
+        outputs.append(p.outputs)
+        precisions.append(torch.as_tensor(p.precision).expand_as(p.outputs))
+    return RegressionPrediction(torch.cat(outputs), torch.cat(precisions))
 
 
 def run(folder: Path, dataset: str, method: str, splits: int, block: int) -> None:

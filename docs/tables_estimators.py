@@ -8,6 +8,7 @@ from bbalpha.experiments import results
 
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = [("bbalpha", 0.0), ("bbalpha", 0.5), ("bbalpha", 1.0), ("nn", None), ("forest", None), ("gbm", None)]
+CHOSEN = (4000, 0.2, 5)  # steps, share held out and networks of the defaults for few rows
 SETS = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht")
 
 
@@ -67,12 +68,28 @@ def choice():
     )
 
 
+def speed():
+    """What training costs beside what it stands for."""
+    content = results.read(ROOT / "results/fit.json")
+    lines = ["| work | way | K | seconds | ratio |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {r['work']} | {r['way']} | {r['n_passes']} | {r['seconds']:.2f} | {r['ratio']:.2f} |"
+        for r in content["rows"]
+    ]
+    return "\n".join(lines) + (
+        f"\n\nOne thread, the best of several interleaved rounds. Made by `{content['command']}` with torch "
+        f"{content['versions']['torch']} and scikit-learn {content['versions']['scikit-learn']}."
+    )
+
+
 def _kind(r):
-    hold = "best epoch by a tenth held out" if r["held_out"] else "all rows, last epoch"
+    hold = f"best epoch by {r['held_out']:.0%} held out" if r["held_out"] else "all rows, last epoch"
+    what = f"{r['networks']} networks, each " if r["networks"] > 1 else ""
     if r["dropout"] is None:
-        return f"**{r['steps']} steps, {hold}, and by the same rows the best of these four pairs of rates**"
+        chosen = "**" if (r["steps"], r["held_out"], r["networks"]) == CHOSEN else ""
+        return f"{chosen}{what}{r['steps']} steps, {hold}, and by the same rows the best of these four pairs{chosen}"
     rates = f"dropout {r['dropout']:g}, at inputs {r['input_dropout']:g}"
-    return f"{r['steps']} steps, {hold}; {rates}, l = {r['length_scale']:g}"
+    return f"{what}{r['steps']} steps, {hold}; {rates}, l = {r['length_scale']:g}"
 
 
 def _defaults():

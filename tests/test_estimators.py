@@ -36,7 +36,7 @@ def checks(estimator):
 @pytest.mark.parametrize(
     ("estimator", "check"),
     [
-        *checks(BBAlphaRegressor(epochs=15, learning_rate=0.05, n_predict_passes=20)),
+        *checks(BBAlphaRegressor(epochs=15, learning_rate=0.05, n_ensemble=2, n_predict_passes=20)),
         *checks(BBAlphaClassifier(epochs=10, learning_rate=0.05, n_predict_passes=20)),
     ],
 )
@@ -53,7 +53,7 @@ def curve(n=120, seed=0):
 @pytest.fixture(scope="module")
 def regressor():
     X, y = curve(300)
-    return BBAlphaRegressor(epochs=60, learning_rate=0.02, random_state=0).fit(X, y)
+    return BBAlphaRegressor(epochs=60, learning_rate=0.02, n_ensemble=2, random_state=0).fit(X, y)
 
 
 def test_learns_the_curve_and_its_noise(regressor):
@@ -104,7 +104,9 @@ def test_heteroscedastic_noise_follows_the_inputs():
     rng = np.random.RandomState(0)
     X = rng.uniform(-1, 1, (400, 1))
     y = 3 * X[:, 0] + rng.normal(0, np.where(X[:, 0] > 0, 1.0, 0.1))
-    model = BBAlphaRegressor(noise="heteroscedastic", epochs=60, learning_rate=0.02, random_state=0).fit(X, y)
+    model = BBAlphaRegressor(noise="heteroscedastic", n_ensemble=1, epochs=60, learning_rate=0.02, random_state=0).fit(
+        X, y
+    )
     _, std = model.predict([[-0.5], [0.5]], return_std=True)
     assert std[1] > 3 * std[0]
     assert not hasattr(model, "precision_")
@@ -201,8 +203,7 @@ def test_early_stopping():
     X, y = curve()
     model = BBAlphaRegressor(epochs=200, validation_fraction=0.3, patience=3, learning_rate=0.05, random_state=0)
     model.fit(X, y)
-    assert model.n_iter_ < 200
-    assert model.histories_[0].stopped
+    assert model.n_iter_ == max(map(len, model.validation_curves_)) < 200
 
 
 @pytest.mark.parametrize("how", ["pickle", "folder"])
@@ -276,19 +277,36 @@ def test_constant_columns_and_targets():
     assert np.isfinite(model.log_prob(X, y)).all()
 
 
-def test_dropout_is_chosen_on_the_held_out_rows():
+def test_dropout_is_chosen_on_the_held_out_rows_of_all_networks():
     rng = np.random.RandomState(0)
     X = rng.uniform(-1, 1, (150, 2))
     y = np.sin(3 * X[:, 0]) + X[:, 1]  # no noise: dropout can only harm
-    settings = {"epochs": 150, "random_state": 0}
+    settings = {"epochs": 60, "n_ensemble": 2, "random_state": 0}
     model = BBAlphaRegressor(**settings).fit(X, y)
-    separate = {
-        pair: min(BBAlphaRegressor(dropout=pair[0], input_dropout=pair[1], **settings).fit(X, y).histories_[0].nll)
-        for pair in RATES
-    }
+    separate = {}
+    for pair in RATES:
+        fitted = BBAlphaRegressor(dropout=pair[0], input_dropout=pair[1], **settings).fit(X, y)
+        separate[pair] = np.mean([curve.min() for curve in fitted.validation_curves_])
     assert (model.dropout_, model.input_dropout_) == min(separate, key=separate.get) != RATES[0]
-    assert min(model.histories_[0].nll) == pytest.approx(min(separate.values()), rel=1e-6)  # the same network again
+    assert np.mean([c.min() for c in model.validation_curves_]) == pytest.approx(min(separate.values()), rel=1e-6)
     assert BBAlphaRegressor(input_dropout=0.3, **settings).fit(X, y).input_dropout_ == 0.3
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("estimator", [BBAlphaRegressor, BBAlphaClassifier])
+def test_networks_trained_together_are_those_trained_alone(estimator, weighted):
+    X, y = curve(100)
+    y = y if estimator is BBAlphaRegressor else y > 50
+    weight = np.arange(100) % 4 / 2.0 if weighted else None  # some are 0
+    settings = {"dropout": 0.1, "epochs": 4, "validation_fraction": 0.2, "random_state": 0}
+    alone = estimator(n_ensemble=1, **settings).fit(X, y, sample_weight=weight)
+    together = estimator(n_ensemble=2, **settings).fit(X, y, sample_weight=weight)
+    for mine, theirs in zip(together.networks_[0].parameters(), alone.networks_[0].parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(together.validation_curves_[0], alone.validation_curves_[0], rtol=1e-3)
+    if estimator is BBAlphaRegressor:
+        np.testing.assert_allclose(together.precision_[0], alone.precision_[0], rtol=1e-4)
+    assert not torch.equal(*(net[1].weight for net in together.networks_))
 
 
 def test_dropout_that_is_set_or_cannot_be_chosen_is_not_searched():

@@ -37,8 +37,8 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         alpha: 0 is MC dropout as usual, 0.5 the Hellinger value, 1 the predictive likelihood.
         hidden_layer_sizes: Widths of the hidden layers.
         dropout: The rate of being dropped of hidden units. None, up to 2,000 rows, tries four pairs of rates at hidden
-            units and inputs, trained at once, and takes the one under which the held-out rows are likeliest
-            (`dropout_`, `input_dropout_`); from there on it is 0.02.
+            units and inputs, trained at once, and takes the one under which the held-out rows are likeliest, in the
+            mean over networks (`dropout_`, `input_dropout_`); from there on it is 5/256, 0.02.
         input_dropout: The rate of the inputs; None is chosen with `dropout`, or, where that is given, equal to it up to
             2,000 rows and 0 from there on.
         length_scale: l of the prior N(0, 1/l^2), on standardised data.
@@ -48,10 +48,10 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         batch_size: Rows a step; None is 32, or 128 from 2,000 rows on.
         learning_rate: Of Adam, falling to 0 along a cosine.
         noise: "constant" learns one precision for all rows; "heteroscedastic" predicts it from the inputs.
-        n_ensemble: Networks, trained from different seeds, whose predictions are averaged.
-        validation_fraction: Share of the rows held out, if that is at least 5 rows: the weights of the epoch with
-            the best log-likelihood there are kept. 0 trains on all rows to the last epoch, for fewer epochs where
-            these are not given.
+        n_ensemble: Networks, trained from different seeds, whose predictive distributions are averaged.
+        validation_fraction: Share of the rows that a network holds out, each others, if that is at least 5 rows: the
+            weights of the epoch with the best log-likelihood there are kept. None is 0.2 up to 2,000 rows and 0.1 from
+            there on; 0 trains on all rows to the last epoch, for fewer epochs where these are not given.
         patience: Training stops after so many epochs without a better one; None is a fifth of all.
         module: A network of your own: an nn.Module (N, F) -> (N, D), or a function of (F, D) that makes one; with
             heteroscedastic noise it returns (mean, log_precision).
@@ -79,8 +79,8 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         batch_size: int | None = None,
         learning_rate: float = 0.01,
         noise: Literal["constant", "heteroscedastic"] = "constant",
-        n_ensemble: int = 1,
-        validation_fraction: float = 0.1,
+        n_ensemble: int = 5,
+        validation_fraction: float | None = None,
         patience: int | None = None,
         module: Module | None = None,
         verbose: bool = False,
@@ -189,8 +189,8 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
 class BBAlphaClassifier(ClassifierMixin, DropoutEstimator):
     """A dropout network for classes, trained with the alpha objective; knows how unsure it is.
 
-    Arguments are those of `BBAlphaRegressor`, but for `noise`; `dropout` is 0.05, and no rows are held out, unless
-    asked for otherwise; a `module` gives logits (N, C).
+    Arguments are those of `BBAlphaRegressor`, but for `noise`; `dropout` is 0.05, `n_ensemble` 1, and no rows are held
+    out, unless asked for otherwise; a `module` gives logits (N, C).
 
     >>> X = np.linspace(-1, 1, 64)[:, None]
     >>> model = BBAlphaClassifier(epochs=20, random_state=0).fit(X, X[:, 0] > 0)

@@ -46,7 +46,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         batch_size: int | None = None,
         learning_rate: float = 0.01,
         n_ensemble: int = 1,
-        validation_fraction: float = 0.0,
+        validation_fraction: float | None = 0.0,
         patience: int | None = None,
         module: Module | None = None,
         verbose: bool = False,
@@ -71,18 +71,21 @@ class DropoutEstimator(BaseEstimator, ABC):
 
     def _train(self, X: Array, target: Tensor, weight: Array | None, n_outputs: int) -> None:
         """Fit scalers of X and the networks to standardised rows."""
-        if isinstance(self.n_ensemble, bool) or not isinstance(self.n_ensemble, int) or self.n_ensemble < 1:
-            raise ValueError(f"`n_ensemble` must be a whole number of at least 1; got {self.n_ensemble!r}.")
-        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - self.n_ensemble))
+        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 2**10))
+        if weight is not None:
+            X, target, weight = X[weight > 0], target[torch.as_tensor(weight > 0)], weight[weight > 0]
         self.x_mean_, self.x_scale_ = standardiser(X, weight)
         x = torch.as_tensor((X - self.x_mean_) / self.x_scale_, dtype=torch.float32)
+        members = candidates(self, np.arange(len(x)), self.seed_, alpha=self.alpha)
+        self.dropout_, self.input_dropout_ = members[0, 0].dropout, members[0, 0].input_dropout
+        if members.size > 1 and self.module is None:
+            self._train_together(x, target, weight, members)
+            return
+        batch_size, epochs, patience = duration(self, len(X))
         data = (x, target) if weight is None else (x, target, torch.as_tensor(weight, dtype=torch.float32))
-        n_rows = len(X) if weight is None else int((weight > 0).sum())
-        batch_size, epochs, patience = duration(self, n_rows)
-        self.dropout_, self.input_dropout_ = self._rates(x, target, weight)
-        self.networks_, self.objectives_, self.histories_ = [], [], []
-        for i in range(self.n_ensemble):
-            network, objective = self._network(X.shape[1], n_outputs, self.seed_ + i), self._objective()
+        self.networks_, self.objectives_, histories = [], [], []
+        for one in members[:, 0]:
+            network, objective = self._network(X.shape[1], n_outputs, one.seed), self._objective()
             history = fit(
                 network,
                 data,
@@ -93,23 +96,31 @@ class DropoutEstimator(BaseEstimator, ABC):
                 length_scale=self.length_scale,
                 learning_rate=self.learning_rate,
                 schedule=cosine,
-                validation=None if patience is None else self.validation_fraction,
+                validation=None if patience is None else held_out_share(self, len(X)),
                 patience=patience,
                 progress=bool(self.verbose),
-                seed=self.seed_ + i,
+                seed=one.seed,
             )
             self.networks_.append(network.eval())
             self.objectives_.append(objective)
-            self.histories_.append(history)
-        self.n_iter_ = max(len(h.loss) for h in self.histories_)
+            histories.append(history)
+        self.validation_curves_ = [np.array(h.nll) for h in histories]
+        self.n_iter_ = max(len(h.loss) for h in histories)
 
-    def _rates(self, x: Tensor, target: Tensor, weight: Array | None) -> tuple[float, float]:
-        """The dropout rates at hidden units and inputs: as set, or those under which the held-out rows do best."""
-        members = candidates(self, np.arange(len(x)), self.seed_, alpha=self.alpha)
-        if len(members) > 1 and self.module is None:
-            population = train_together(self, x, target, members, self._likelihood(), weight)
-            members = [members[int(held_out_nll(population).argmin())]]
-        return members[0].dropout, members[0].input_dropout
+    def _train_together(self, x: Tensor, target: Tensor, weight: Array | None, members: Array) -> None:
+        """The same networks for several candidates, trained at once; those of the best candidate are kept."""
+        population = train_together(self, x, target, members.ravel().tolist(), self._likelihood(), weight)
+        chosen = best_candidate(population.nll, members.shape)
+        best = population.members[chosen[0]]
+        self.dropout_, self.input_dropout_ = best.dropout, best.input_dropout
+        self.networks_ = [population.network(i) for i in chosen]
+        self.objectives_ = [self._objective() for _ in chosen]
+        for i, objective in zip(chosen, self.objectives_, strict=True):
+            if objective.state_dict():
+                objective.load_state_dict({"log_precision": population.log_precision[i]})
+        curves = [population.nll[:, i].numpy() for i in chosen]
+        self.validation_curves_ = [c[~np.isnan(c)] for c in curves]
+        self.n_iter_ = max(len(c) for c in self.validation_curves_) or duration(self, len(x))[1]
 
     def _network(self, n_inputs: int, n_outputs: int, seed: int) -> nn.Module:
         if self.module is None:
@@ -152,7 +163,6 @@ class DropoutEstimator(BaseEstimator, ABC):
         check_is_fitted(self)
         params = {k: v for k, v in self.get_params(deep=False).items() if k not in ("module", "random_state")}
         fitted = {k: v for k, v in vars(self).items() if k.endswith("_") and k not in ("networks_", "objectives_")}
-        fitted.pop("histories_", None)
         networks = [
             {"architecture": describe(n), "state": dict(n.state_dict()), "objective": dict(o.state_dict())}
             for n, o in zip(self.networks_, self.objectives_, strict=True)
@@ -195,8 +205,9 @@ class DropoutEstimator(BaseEstimator, ABC):
 
 
 _MANY = 2000  # rows from which on data regularise by themselves
-RATES = ((0.05, 0.05), (0.05, 0.0), (0.02, 0.0), (0.005, 0.0))  # at hidden units and inputs: tried on few rows
-RATE_OF_MANY = 0.02
+# at hidden units and inputs, tried on few rows; masks of multiples of 1/256 cost the least
+RATES = tuple((p / 256, q / 256) for p, q in ((13, 13), (13, 0), (5, 0), (1, 0)))
+RATE_OF_MANY = 5 / 256
 
 
 def duration(settings: Any, n_rows: int) -> tuple[int, int, int | None]:
@@ -205,12 +216,12 @@ def duration(settings: Any, n_rows: int) -> tuple[int, int, int | None]:
     Few rows want small batches, as many small steps are then needed. Where rows are held out to pick the best epoch
     training may be long; where none are, few rows are best trained for about 2,000 steps.
     """
-    held = n_held_out(n_rows, settings.validation_fraction)
+    held = n_held_out(settings, n_rows)
     batch_size, epochs, patience = settings.batch_size, settings.epochs, settings.patience
     if batch_size is None:
         batch_size = 32 if n_rows <= _MANY else 128
     if epochs is None:
-        steps = 8000 if held or n_rows > _MANY else 2000
+        steps = 8000 if n_rows > _MANY else 4000 if held else 2000
         epochs = int(np.clip(round(steps * batch_size / n_rows), 40, 1000 if held else 500))
     if patience is None:
         patience = max(1, epochs // 5)
@@ -222,27 +233,43 @@ def default_input_dropout(n_rows: int, dropout: float) -> float:
     return dropout if n_rows <= _MANY else 0.0
 
 
-def n_held_out(n_rows: int, fraction: float) -> int:
+def held_out_share(settings: Any, n_rows: int) -> float:
+    """The share of the rows that early stopping looks at."""
+    share: float | None = settings.validation_fraction
+    if share is None:
+        return 0.2 if n_rows <= _MANY else 0.1
+    if not 0 <= share < 1:
+        raise ValueError(f"`validation_fraction` must be None, or at least 0 and less than 1; got {share!r}.")
+    return share
+
+
+def n_held_out(settings: Any, n_rows: int) -> int:
     """Rows that early stopping looks at; none where they would be too few to tell anything."""
-    if not 0 <= fraction < 1:
-        raise ValueError(f"`validation_fraction` must be at least 0 and less than 1; got {fraction!r}.")
-    held = round(n_rows * fraction)
+    held = round(n_rows * held_out_share(settings, n_rows))
     return held if held >= 5 else 0
 
 
-def candidates(settings: Any, rows: Array, seed: int, *, alpha: float) -> list[Member]:
-    """The networks that an estimator of these settings chooses from: one unless its `dropout` is None and rows are few.
+def candidates(settings: Any, rows: Array, seed: int, *, alpha: float) -> Array:
+    """The networks that an estimator of these settings chooses from, as members (networks, pairs of rates).
 
-    Many rows tell the rates less from each other, and trying them takes longer; without rows held out nothing tells.
+    There is one pair unless `dropout` is None and rows are few: many rows tell the rates less from each other, and
+    trying them takes longer; without rows held out nothing tells. Each network has a seed and held-out rows of its own.
     """
-    facts = {"alpha": alpha, "length_scale": settings.length_scale}
+    few, held = len(rows) <= _MANY, n_held_out(settings, len(rows))
+    n = settings.n_ensemble
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 2**10:
+        raise ValueError(f"`n_ensemble` must be a whole number from 1 to 1024; got {n!r}.")
     if settings.dropout is not None:
-        return [member(settings, rows, seed, facts | {"dropout": settings.dropout})]
-    if len(rows) > _MANY:
-        return [member(settings, rows, seed, facts | {"dropout": RATE_OF_MANY})]
-    pairs = RATES if n_held_out(len(rows), settings.validation_fraction) else RATES[:1]
+        pairs: Sequence[tuple[float, float]] = [(settings.dropout, default_input_dropout(len(rows), settings.dropout))]
+    else:
+        pairs = [(RATE_OF_MANY, 0.0)] if not few else RATES if held else RATES[:1]
     rates = dict.fromkeys((p, q if settings.input_dropout is None else settings.input_dropout) for p, q in pairs)
-    return [replace(member(settings, rows, seed, facts | {"dropout": p}), input_dropout=q) for p, q in rates]
+    facts = {"alpha": alpha, "length_scale": settings.length_scale}
+    found = np.empty((n, len(rates)), dtype=object)
+    for i, j in np.ndindex(found.shape):
+        p, q = list(rates)[j]
+        found[i, j] = replace(member(settings, rows, seed + i, facts | {"dropout": p}), input_dropout=q)
+    return found
 
 
 def train_together(
@@ -254,12 +281,22 @@ def train_together(
     return fit_population(
         x, y, members, epochs=epochs, hidden_layer_sizes=settings.hidden_layer_sizes, likelihood=likelihood,
         n_passes=settings.n_passes, batch_size=batch_size, patience=patience, sample_weight=weight,
+        progress=bool(getattr(settings, "verbose", False)),
     )  # fmt: skip
 
 
-def held_out_nll(population: Population) -> Tensor:
-    """Of each member's best epoch (M,)."""
-    return population.nll.nan_to_num(nan=torch.inf).amin(0)
+def best_candidate(nll: Tensor, shape: tuple[int, ...]) -> list[int]:
+    """Where, in a population of `candidates` of that shape, the networks stand whose held-out rows do best in the mean.
+
+    Args:
+        nll: Of the held-out rows after every epoch (E, M).
+        shape: Networks, pairs of rates.
+
+    >>> best_candidate(torch.tensor([[3.0, 2.0, 1.0, 5.0], [4.0, 1.0, 1.0, 2.0]]), (2, 2))
+    [1, 3]
+    """
+    best = nll.nan_to_num(nan=torch.inf).amin(0).view(shape) if len(nll) else torch.zeros(shape)
+    return (torch.arange(shape[0]) * shape[1] + best.mean(0).argmin()).tolist()
 
 
 def member(settings: Any, rows: Array, seed: int, candidate: Mapping[str, float]) -> Member:
@@ -272,7 +309,7 @@ def member(settings: Any, rows: Array, seed: int, candidate: Mapping[str, float]
         candidate: alpha, dropout and length_scale.
     """
     shuffled = torch.as_tensor(rows)[order(len(rows), seed=seed, epoch=-1)]
-    held = n_held_out(len(rows), settings.validation_fraction)
+    held = n_held_out(settings, len(rows))
     rate = settings.input_dropout
     return Member(
         train=shuffled[held:] if held else torch.as_tensor(rows), validation=shuffled[:held] if held else None,

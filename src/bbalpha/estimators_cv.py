@@ -45,7 +45,7 @@ class _Search(BaseEstimator):
         batch_size: int | None = None,
         learning_rate: float = 0.01,
         n_ensemble: int = 1,
-        validation_fraction: float = 0.0,
+        validation_fraction: float | None = 0.0,
         patience: int | None = None,
         random_state: Any = None,
     ) -> None:
@@ -134,7 +134,7 @@ class BBAlphaRegressorCV(RegressorMixin, _Search):
         learning_rate: Of Adam.
         noise: "constant" or "heteroscedastic", in the search too.
         n_ensemble: Networks of the final fit.
-        validation_fraction: Share of a fold's training rows that early stopping looks at.
+        validation_fraction: Share of a fold's training rows that early stopping looks at; None chooses by their number.
         patience: Epochs without a better one before it stops; None is a fifth of all.
         random_state: As in scikit-learn.
 
@@ -165,8 +165,8 @@ class BBAlphaRegressorCV(RegressorMixin, _Search):
         batch_size: int | None = None,
         learning_rate: float = 0.01,
         noise: Literal["constant", "heteroscedastic"] = "constant",
-        n_ensemble: int = 1,
-        validation_fraction: float = 0.1,
+        n_ensemble: int = 5,
+        validation_fraction: float | None = None,
         patience: int | None = None,
         random_state: Any = None,
     ) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bbalpha.feed import order, step_seed
 from bbalpha.stacked import LIKELIHOODS, Likelihood, Stack, initial_network, pad, tables
 from bbalpha.stacked import Member as Member  # also a name of this module
-from bbalpha.training import cosine
+from bbalpha.training import cosine, epoch_bar
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Population:
         members: What each was trained with.
         weights: For every layer its weight (M, out, in) and bias (M, 1, out).
         log_precision: Of the noise, on standardised targets (M,); zeros for classes and where it is predicted.
-        x_mean: Of each member's training inputs (M, 1, F).
+        x_mean: Of each member's inputs, those for early stopping too (M, 1, F).
         x_scale: Their deviation (M, 1, F).
         y_mean: Of its targets (M, 1, D); zeros for classes.
         y_scale: Their deviation (M, 1, D); ones for classes.
@@ -83,11 +83,12 @@ def fit_population(
     patience: int | None = None,
     sample_weight: Any = None,
     n_validation_passes: int = 20,
+    progress: bool = False,
 ) -> Population:
     """Train all `members` at once on rows of one table.
 
     Args:
-        x: Inputs (N, F), not standardised: each member does so by its training rows.
+        x: Inputs (N, F), not standardised: each member does so by its rows.
         y: Targets (N,) or (N, D), or class indices (N,).
         members: Rows and hyper-parameters of each network.
         epochs: Times through a member's rows.
@@ -100,6 +101,7 @@ def fit_population(
         patience: A member stops after so many epochs without a better validation NLL.
         sample_weight: A weight per row (N,).
         n_validation_passes: K of the validation NLL.
+        progress: Show a bar: epochs, networks that still move, and the mean of their validation NLL.
 
     >>> x = torch.randn(40, 2)
     >>> members = [Member(train=range(20), alpha=a) for a in (0.0, 1.0)] + [Member(train=range(20, 40))]
@@ -115,7 +117,7 @@ def fit_population(
     weight = None if sample_weight is None else torch.as_tensor(sample_weight, dtype=torch.float32)
     stack = Stack.start(inputs, target, members, hidden_layer_sizes, likelihood, weight)
     run = _Run(stack, inputs, target, weight, epochs, n_passes, batch_size, schedule, patience, n_validation_passes)
-    return run()
+    return run(progress)
 
 
 # ------------------------------------------------------------------------------ the run
@@ -155,37 +157,42 @@ class _Run:
         self.best, self.best_nll = flat.clone(), torch.full((len(members),), math.inf)
         self.best_epoch = torch.full((len(members),), self.epochs)
 
-    def __call__(self) -> Population:
+    def __call__(self, progress: bool) -> Population:
         per_epoch = [-(-len(rows) // self.batch_size) for rows in self.rows]
-        for epoch in range(self.epochs):
-            orders = [rows[order(len(rows), seed=m.seed, epoch=epoch)]
-                      for m, rows in zip(self.stack.members, self.rows, strict=True)]  # fmt: skip
-            for i in range(max(per_epoch)):
-                chosen, counts = pad([o[i * self.batch_size : (i + 1) * self.batch_size] for o in orders])
-                share = torch.tensor([(epoch + i / n) / self.epochs for n in per_epoch])
-                steps = [epoch * n + i for n in per_epoch]
-                self._step(chosen, counts, share, steps)
-            if any(len(h) for h in self.held):
-                self._validate(epoch)
-            if not bool(self.alive.any()):
-                break
+        with epoch_bar(progress, self.epochs) as bar:
+            for epoch in range(self.epochs):
+                self._epoch(epoch, per_epoch)
+                if any(len(h) for h in self.held):
+                    self._validate(epoch)
+                    bar.set_postfix(nll=f"{float(self.curve[-1].nanmean()):.3f}", moving=int(self.alive.sum()))
+                bar.update()
+                if not bool(self.alive.any()):
+                    break
         return self._population()
+
+    def _epoch(self, epoch: int, per_epoch: list[int]) -> None:
+        used = [rows if alive else rows[:0] for rows, alive in zip(self.rows, self.alive.tolist(), strict=True)]
+        orders = [rows[order(len(rows), seed=m.seed, epoch=epoch)]
+                  for m, rows in zip(self.stack.members, used, strict=True)]  # fmt: skip
+        for i in range(max(per_epoch)):
+            chosen, counts = pad([o[i * self.batch_size : (i + 1) * self.batch_size] for o in orders])
+            share = torch.tensor([(epoch + i / n) / self.epochs for n in per_epoch])
+            self._step(chosen, counts, share, [epoch * n + i for n in per_epoch])
 
     def _step(self, rows: Tensor, counts: list[int], share: Tensor, steps: list[int]) -> None:
         stack = self.stack
-        x, target = stack.batch(self.x, self.y, rows)
         seeds = [step_seed(m.seed, t) for m, t in zip(stack.members, steps, strict=True)]
         weight = self._row_weight(rows, counts)[:, None]
-        grads: list[Tensor] = []
-        for c in stack.chunks(self.n_passes * rows.shape[1]):
+        grad = torch.zeros_like(stack.flat)
+        for c in stack.chunks(self.n_passes * rows.shape[1], counts):
+            x, target = stack.batch(self.x, self.y, rows[c], c)
             flat = stack.flat[c].detach().requires_grad_()
-            outputs = stack.forward(flat, x[c], seeds[c], counts[c], self.n_passes, c)
-            losses = stack.losses(outputs, target[c], stack.layers(flat)[1])  # (M, K, B)
+            outputs = stack.forward(flat, x, seeds, counts, self.n_passes, c)
+            losses = stack.losses(outputs, target, stack.layers(flat)[1])  # (M, K, B)
             # the gradient of the alpha objective is that of the losses weighted by softmax(-alpha l) over k
             share_k = torch.softmax(-self.alpha[c] * losses.detach(), 1) * weight[c]
-            grads += torch.autograd.grad(losses, flat, share_k)
-        moving = (self.alive & (torch.tensor(counts) > 0))[:, None]
-        self._adam(torch.cat(grads), share, moving)
+            (grad[c],) = torch.autograd.grad(losses, flat, share_k)
+        self._adam(grad, share, (torch.tensor(counts) > 0)[:, None])
 
     def _adam(self, grad: Tensor, share: Tensor, moving: Tensor) -> None:
         """Adam as torch has it, with coupled decay, for the members that move."""
@@ -223,16 +230,21 @@ class _Run:
         return rows if self.weight is None else rows[self.weight[rows] > 0]
 
     def _validate(self, epoch: int) -> None:
-        values = self.stack.log_likelihood(self.x, self.y, self.held, self.n_validation_passes)
-        nll = torch.tensor([-float(v.mean()) if len(v) else math.nan for v in values])
+        held = [h if alive else h[:0] for h, alive in zip(self.held, self.alive.tolist(), strict=True)]
+        values = self.stack.log_likelihood(self.x, self.y, held, self.n_validation_passes)
+        nll = torch.tensor([-self._mean(v, h) if len(v) else math.nan for v, h in zip(values, held, strict=True)])
         better = self.alive & (nll < self.best_nll)
         self.best = torch.where(better[:, None], self.stack.flat, self.best)
         self.best_nll = torch.where(better, nll, self.best_nll)
         self.best_epoch = torch.where(better, epoch + 1, self.best_epoch)
-        self.curve.append(nll.masked_fill(~self.alive, math.nan))
+        self.curve.append(nll)
         if self.patience is not None:
             watched = torch.tensor([len(h) > 0 for h in self.held])
             self.alive &= ~(watched & (epoch + 1 - self.best_epoch >= self.patience) & self.best_nll.isfinite())
+
+    def _mean(self, values: Tensor, rows: Tensor) -> float:
+        weight = torch.ones(len(rows)) if self.weight is None else self.weight[rows]
+        return float((values * weight).sum() / weight.sum().clamp_min(1e-30))
 
     def _population(self) -> Population:
         stack = self.stack

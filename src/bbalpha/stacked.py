@@ -75,7 +75,7 @@ class Stack:
         likelihood: Likelihood,
         weight: Tensor | None,
     ) -> "Stack":
-        """Fresh members, standardised by their own training rows."""
+        """Fresh members, standardised by their own rows."""
         outputs = int(y.max()) + 1 if likelihood == "categorical" else y.shape[1]
         outputs *= 2 if likelihood == "heteroscedastic" else 1
         sizes = [x.shape[1], *hidden, outputs]
@@ -113,16 +113,17 @@ class Stack:
         return [[m.input_dropout for m in self.members], *hidden]
 
     def forward(
-        self, flat: Tensor, x: Tensor, seeds: Sequence[int], counts: Sequence[int], n_passes: int, part: slice
+        self, flat: Tensor, x: Tensor, seeds: Sequence[int], counts: Sequence[int], n_passes: int, part: list[int]
     ) -> Tensor:
-        """Outputs (M, K, B, D) of the members in `part` for standardised inputs (M, B, F).
+        """Outputs (M, K, B, D) of the M members in `part`, parameters `flat` (M, P), for standardised inputs (M, B, F).
 
-        Of a member's rows the first `counts` are real.
+        `seeds` and `counts` are of all members; of a member's rows the first `counts` are real.
         """
         M, B, _ = x.shape
         layers, _ = self.layers(flat)
-        by_layer = [rates[part] for rates in self.rates()]
-        draws = _Draws.of(list(zip(seeds, counts, *by_layer, strict=True)), n_passes, B)
+        by_layer = [[rates[i] for i in part] for rates in self.rates()]
+        mine = [(seeds[i], counts[i]) for i in part]
+        draws = _Draws.of([(*a, *b) for a, b in zip(mine, zip(*by_layer, strict=True), strict=True)], n_passes, B)
         h = x.unsqueeze(1)  # (M, 1 or K, B, in): what all passes share is computed once
         for i, (weight, bias) in enumerate(layers):
             if any(by_layer[i]) and i == len(layers) - 1 and h.shape[1] == 1:
@@ -144,10 +145,17 @@ class Stack:
             h = out.view(M, -1, B, weight.shape[1])
         return h.expand(M, n_passes, B, h.shape[-1])
 
-    def chunks(self, rows: int) -> list[slice]:
-        """Members that are worked on together: as many as stay in the cache, at `rows` passes times rows each."""
+    def chunks(self, rows: int, counts: Sequence[int]) -> list[list[int]]:
+        """Members that are worked on together, those that have rows, at `rows` passes times rows each.
+
+        As many as stay in the cache; those with dropout at the inputs apart, as the others take a shorter way.
+        """
         size = max(1, _BLOCK // (rows * max(self.sizes)))
-        return [slice(i, i + size) for i in range(0, len(self.members), size)]
+        kinds: list[list[int]] = [[], []]
+        for i, (member, count) in enumerate(zip(self.members, counts, strict=True)):
+            if count:
+                kinds[member.input_dropout > 0].append(i)
+        return [kind[i : i + size] for kind in kinds for i in range(0, len(kind), size)]
 
     def losses(self, outputs: Tensor, target: Tensor, log_precision: Tensor) -> Tensor:
         """Minus the log-likelihood of every pass: (M, K, B, D), (M, B, D) or (M, B) -> (M, K, B)."""
@@ -162,10 +170,10 @@ class Stack:
         squares = (target.unsqueeze(1) - outputs).square().sum(-1)
         return 0.5 * (tau.exp() * squares + outputs.shape[-1] * (math.log(2 * math.pi) - tau))
 
-    def batch(self, x: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Standardised inputs (M, B, F) and targets of the rows (M, B)."""
-        inputs = (x[rows] - self.x_mean) / self.x_scale
-        target = y[rows] if self.likelihood == "categorical" else (y[rows] - self.y_mean) / self.y_scale
+    def batch(self, x: Tensor, y: Tensor, rows: Tensor, part: list[int]) -> tuple[Tensor, Tensor]:
+        """Standardised inputs (M, B, F) and targets of the rows (M, B) of the M members in `part`."""
+        inputs = (x[rows] - self.x_mean[part]) / self.x_scale[part]
+        target = y[rows] if self.likelihood == "categorical" else (y[rows] - self.y_mean[part]) / self.y_scale[part]
         return inputs.float(), target if self.likelihood == "categorical" else target.float()
 
     def log_likelihood(self, x: Tensor, y: Tensor, rows: list[Tensor], n_passes: int, size: int = 256) -> list[Tensor]:
@@ -176,14 +184,14 @@ class Stack:
         with torch.no_grad():
             for start in range(0, max((len(r) for r in rows), default=0), size):
                 chosen, counts = pad([r[start : start + size] for r in rows])
-                inputs, target = self.batch(x, y, chosen)
                 seeds = [step_seed(m.seed + 1, start // size) for m in self.members]
-                for c in self.chunks(n_passes * chosen.shape[1]):
-                    outputs = self.forward(self.flat[c], inputs[c], seeds[c], counts[c], n_passes, c)
-                    losses = self.losses(outputs, target[c], log_precision[c])
+                for c in self.chunks(n_passes * chosen.shape[1], counts):
+                    inputs, target = self.batch(x, y, chosen[c], c)
+                    outputs = self.forward(self.flat[c], inputs, seeds, counts, n_passes, c)
+                    losses = self.losses(outputs, target, log_precision[c])
                     values = (-losses).logsumexp(1) - math.log(n_passes) - shift[c, None]  # (M, B)
-                    for part, value, n in zip(parts[c], values, counts[c], strict=True):
-                        part.append(value[:n])
+                    for i, value in zip(c, values, strict=True):
+                        parts[i].append(value[: counts[i]])
         return [torch.cat(part) if part else torch.empty(0) for part in parts]
 
 
@@ -332,8 +340,10 @@ def _own(values: Any) -> Tensor:
 
 
 def _standardiser(values: Tensor, member: Member, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of the member's training rows, each (1, F)."""
+    """Mean and deviation of the rows that the member is given, those for early stopping too, each (1, F)."""
     rows = torch.as_tensor(member.train)
+    if member.validation is not None:
+        rows = torch.cat([rows, torch.as_tensor(member.validation)])
     share = torch.ones(len(rows), 1, dtype=torch.float64) if weight is None else weight[rows].double()[:, None]
     share = share / share.sum()
     mean = (values[rows] * share).sum(0, keepdim=True)

@@ -149,7 +149,7 @@ def fit(
         facts={"n_data": train.n_data, "batch_size": batch_size, "length_scale": length_scale, "seed": seed},
     )  # fmt: skip
     modes = [(m, m.training) for m in model.modules()]
-    with torch.random.fork_rng(enabled=seed is not None), _bar(progress, epochs) as bar:
+    with torch.random.fork_rng(enabled=seed is not None), epoch_bar(progress, epochs) as bar:
         if seed is not None:
             torch.manual_seed(seed)  # for a DataLoader's order and what a model draws by itself
         try:
@@ -459,7 +459,7 @@ def _on(value: Any, device: torch.device) -> Any:
     return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, value)
 
 
-def _bar(progress: bool, epochs: int) -> Any:
+def epoch_bar(progress: bool, epochs: int) -> Any:
     """A progress bar, silent in CI, in pipes and where not wanted."""
     notebook = "ipykernel" in sys.modules
     quiet = not progress or bool(os.environ.get("CI")) or not (notebook or sys.stderr.isatty())

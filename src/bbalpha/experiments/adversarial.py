@@ -59,7 +59,8 @@ def run(config: Config, alphas: Sequence[float], out: Path) -> str:
     study = Study(config, Digits.load(config), out)
     for alpha in (None, *alphas):
         study.attack(alpha)
-    study.tidy()
+    if alphas:  # the plain network alone is a first step: the others need it
+        study.tidy()
     drawn = figures.draw(out / "adversarial", out / "adversarial")
     told = [f"{v.answer}: {v.claim} ({v.figures})" for v in figures.verdicts(figures.read(out / "adversarial"))]
     return "\n".join([f"Numbers and figures: {out / 'adversarial'} ({len(drawn)} figures).", *told])

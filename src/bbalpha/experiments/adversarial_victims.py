@@ -57,7 +57,7 @@ class Config:
     sizes: tuple[int, ...] = (784, 1000, 1000, 1000, 10)
     epochs: int = 8
     batch_size: int = 128
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     length_scale: float = 0.235
     n_passes: int = 10
     n_train: int = 55_000
