@@ -31,7 +31,7 @@ def test_standardisation_is_that_of_scikit_learn_weights_included():
 def test_defaults_by_rows_are_usable(n_rows):
     batch, epochs, patience = duration(BBAlphaRegressor(), n_rows)
     assert 1 <= batch <= 128
-    assert 40 <= epochs <= 1000
+    assert 40 <= epochs <= 500
     assert patience is None if n_rows < 23 else 1 <= patience < epochs
     shorter = duration(BBAlphaRegressor(validation_fraction=0), n_rows)
     assert shorter[1] <= epochs  # nothing would notice that it has become too long

@@ -222,7 +222,7 @@ def duration(settings: Any, n_rows: int) -> tuple[int, int, int | None]:
         batch_size = 32 if n_rows <= _MANY else 128
     if epochs is None:
         steps = 8000 if n_rows > _MANY else 4000 if held else 2000
-        epochs = int(np.clip(round(steps * batch_size / n_rows), 40, 1000 if held else 500))
+        epochs = int(np.clip(round(steps * batch_size / n_rows), 40, 500))
     if patience is None:
         patience = max(1, epochs // 5)
     return batch_size, epochs, patience if held else None

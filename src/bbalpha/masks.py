@@ -119,11 +119,8 @@ def draw_noise(
     """
     if device is not None and device.type != "cpu":  # torch's own kernels are fast there
         return [_draw_on(device, generators, shape, rate, factors) for shape, rate in sites]
-    spans = [-(-math.prod(shape) // _units_per_word(rate)) for shape, rate in sites]
-    words = torch.empty((len(generators), sum(spans)), dtype=torch.int64)
-    for row, generator in zip(words.unbind(0), generators, strict=True):
-        # the full range: random_() without bounds leaves the top bit 0
-        row.random_(-(2**63), None, generator=generator)
+    spans = [-(-math.prod(shape) // units_per_word(rate)) for shape, rate in sites]
+    words = _draw_words(generators, sum(spans))
     rates = {rate for _, rate in sites}
     if len(rates) == 1:
         return _cut(words, spans, [shape for shape, _ in sites], rates.pop(), factors)
@@ -131,7 +128,28 @@ def draw_noise(
     return [_cut(part.contiguous(), [span], [shape], rate, factors)[0] for part, span, (shape, rate) in parts]
 
 
-def _units_per_word(rate: float) -> int:
+def draw_rates(generators: Sequence[torch.Generator], shape: Sequence[int], rates: Sequence[float]) -> list[Noise]:
+    """Noise (len(generators), *shape) for each of `rates`, all of one `units_per_word`, cut from the same random words.
+
+    >>> few, many = draw_rates([torch.Generator().manual_seed(0)], (100,), [1 / 256, 0.5])
+    >>> bool((few.keep() >= many.keep()).all())
+    True
+    """
+    span = -(-math.prod(shape) // units_per_word(rates[0]))
+    words = _draw_words(generators, span)
+    return [_cut(words, [span], [shape], rate, None)[0] for rate in rates]
+
+
+def _draw_words(generators: Sequence[torch.Generator | None], span: int) -> Tensor:
+    """64 random bits, so many for each generator (len(generators), span)."""
+    words = torch.empty((len(generators), span), dtype=torch.int64)
+    for row, generator in zip(words.unbind(0), generators, strict=True):
+        # the full range: random_() without bounds leaves the top bit 0
+        row.random_(-(2**63), None, generator=generator)
+    return words
+
+
+def units_per_word(rate: float) -> int:
     """8 bits a unit if that hits the rate exactly, else 32."""
     return 8 if (1 - rate) * 256 % 1 == 0 else 2
 
@@ -140,7 +158,7 @@ def _cut(
     words: Tensor, spans: Sequence[int], shapes: Sequence[Sequence[int]], rate: float, factors: torch.dtype | None
 ) -> list[Noise]:
     """Noise of the shapes (count, *shape) out of 64-bit words (count, ...), so many words for each."""
-    per_word = _units_per_word(rate)
+    per_word = units_per_word(rate)
     if per_word == 8:
         levels = round((1 - rate) * 256)
         units, cut, scale = words.view(torch.int8), 128 - levels, 256 / levels

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bbalpha.feed import step_seed
-from bbalpha.masks import Noise, draw_noise, pass_seed
+from bbalpha.masks import Noise, draw_rates, pass_seed, units_per_word
 from bbalpha.networks import mlp
 
 Likelihood = Literal["gaussian", "heteroscedastic", "categorical"]
@@ -197,25 +197,32 @@ class Stack:
 
 @dataclass(frozen=True)
 class _Draws:
-    """The generators of members; those that would draw the same masks (seed, rows and rates agree) share one.
+    """The generators of members.
+
+    Those that would draw the same masks (seed, rows and rates agree) share them; where rates alone differ they share
+    the random bits that masks are cut from.
 
     Attributes:
         keys: The distinct (seed, rows, rate of each layer).
         owner: Which of the keys each member has.
-        generators: K of them for each key.
+        source: Which of the `generators` each key draws from.
+        generators: K of them for each source.
         B: Rows of a batch.
     """
 
     keys: list[tuple[Any, ...]]
     owner: list[int]
+    source: list[int]
     generators: list[list[torch.Generator]]
     B: int
 
     @classmethod
     def of(cls, members: list[tuple[Any, ...]], n_passes: int, B: int) -> "_Draws":
         index = {key: i for i, key in enumerate(dict.fromkeys(members))}
-        generators = [[torch.Generator().manual_seed(pass_seed(key[0], k)) for k in range(n_passes)] for key in index]
-        return cls(list(index), [index[m] for m in members], generators, B)
+        drawn = [(*key[:2], *(rate and units_per_word(rate) for rate in key[2:])) for key in index]
+        sources = {source: i for i, source in enumerate(dict.fromkeys(drawn))}
+        generators = [[torch.Generator().manual_seed(pass_seed(s[0], k)) for k in range(n_passes)] for s in sources]
+        return cls(list(index), [index[m] for m in members], [sources[s] for s in drawn], generators, B)
 
     def noise(self, layer: int, width: int) -> tuple[Tensor, Tensor]:
         """What is positive where a unit is kept (M, K, B, width), and the scale of what is kept (M,)."""
@@ -259,19 +266,24 @@ class _Draws:
 
     def _drawn(self, layer: int, width: int) -> tuple[list[tuple[list[int], Noise]], Tensor]:
         """Noise (n, K, rows, width) of the keys that drop units, one rate and number of rows at a time; scale (U,)."""
-        groups: dict[tuple[float, int], list[int]] = {}
+        groups: dict[tuple[int, int], dict[float, list[int]]] = {}
         for u, key in enumerate(self.keys):
-            groups.setdefault((key[2 + layer], key[1]), []).append(u)
-        K = len(self.generators[0])
+            count, rate = key[1], key[2 + layer]
+            if count and rate:
+                groups.setdefault((count, units_per_word(rate)), {}).setdefault(rate, []).append(u)
         scale = torch.ones(len(self.keys))
         found = []
-        for (rate, count), chosen in groups.items():
-            if rate == 0 or count == 0:
-                continue
-            (drawn,) = draw_noise([g for u in chosen for g in self.generators[u]], [((count, width), rate)])
-            scale[chosen] = drawn.scale
-            values = drawn.values.view(len(chosen), K, count, width)
-            found.append((chosen, Noise(values, drawn.threshold, drawn.scale)))
+        for (count, _), by_rate in groups.items():
+            sources = list(dict.fromkeys(self.source[u] for chosen in by_rate.values() for u in chosen))
+            generators = [g for s in sources for g in self.generators[s]]
+            noises = draw_rates(generators, (count, width), list(by_rate))
+            for chosen, drawn in zip(by_rate.values(), noises, strict=True):
+                values = drawn.values.view(len(sources), -1, count, width)
+                places = [sources.index(self.source[u]) for u in chosen]
+                if places != list(range(len(sources))):
+                    values = values[places]
+                scale[chosen] = drawn.scale
+                found.append((chosen, Noise(values, drawn.threshold, drawn.scale)))
         return found, scale
 
 
