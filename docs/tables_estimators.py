@@ -88,7 +88,7 @@ def _kind(r):
     if r["dropout"] is None:
         chosen = "**" if (r["steps"], r["held_out"], r["networks"]) == CHOSEN else ""
         return f"{chosen}{what}{r['steps']} steps, {hold}, and by the same rows the best of these four pairs{chosen}"
-    rates = f"dropout {r['dropout']:g}, at inputs {r['input_dropout']:g}"
+    rates = f"dropout {r['dropout']:.2g}, at inputs {r['input_dropout']:.2g}"
     return f"{what}{r['steps']} steps, {hold}; {rates}, l = {r['length_scale']:g}"
 
 
