@@ -20,7 +20,7 @@ def defaults():
         "|---|---|---|---|---|---|---|---|",
     ]
     for dataset in SETS:
-        columns = [found[dataset].get(m, []) for m in METHODS]
+        columns = [list(found[dataset].get(m, {}).values()) for m in METHODS]
         n = " / ".join(str(k) for k in sorted({len(c) for c in columns if c}))
         best = min((fmean(c) for c in columns if c), default=None)
         lines.append(f"| {dataset} | {n} | " + " | ".join(_cell(c, best) for c in columns) + " |")
@@ -33,17 +33,16 @@ def defaults():
 
 
 def verdict():
-    """Where the defaults win and where they do not."""
+    """Where the defaults win and where they do not, on the splits that all have."""
     found, _ = _defaults()
-    means = {d: {m: fmean(v) for m, v in found[d].items()} for d in SETS if ("bbalpha", 0.5) in found[d]}
-    full = {d: m for d, m in means.items() if all(k in m for k in METHODS)}
+    full = {d: _common(found[d], METHODS) for d in SETS if all(m in found[d] for m in METHODS)}
     won = [d for d, m in full.items() if m["bbalpha", 0.5] < min(m[k, None] for k in ("nn", "forest", "gbm"))]
-    over = [d for d, m in means.items() if m["bbalpha", 0.5] < m["bbalpha", 0.0]]
+    ours = {d: _common(found[d], METHODS[:3]) for d in SETS if all(m in found[d] for m in METHODS[:3])}
+    over = [d for d, m in ours.items() if m["bbalpha", 0.5] < m["bbalpha", 0.0]]
     return (
         f"At alpha = 0.5 the defaults beat all three of scikit-learn's on {len(won)} of {len(full)} sets "
-        f"({_names(won)}), and lose to the best of them on {_names([d for d in full if d not in won])}. Alpha 0.5 is "
-        f"better than alpha 0 on {len(over)} of {len(means)} ({_names(over)}; not on "
-        f"{_names([d for d in means if d not in over])})."
+        f"({_names(won)}){_but(', and lose to the best of them on', full, won)}. Alpha 0.5 is better than alpha 0 on "
+        f"{len(over)} of {len(ours)} ({_names(over)}){_but('; not on', ours, over)}."
     )
 
 
@@ -96,10 +95,21 @@ def _defaults():
     paths = sorted((ROOT / "results/defaults").glob("*.json"))
     if not paths:
         raise FileNotFoundError(2, "no results", "results/defaults/*.json")
-    found, contents = defaultdict(lambda: defaultdict(list)), [results.read(p) for p in paths]
+    found, contents = defaultdict(lambda: defaultdict(dict)), [results.read(p) for p in paths]
     for r in (r for c in contents for r in c["rows"]):
-        found[r["dataset"]][r["method"], r["alpha"]].append(r["nll"])
+        found[r["dataset"]][r["method"], r["alpha"]][r["split"]] = r["nll"]
     return found, contents
+
+
+def _common(methods, names):
+    """{method: its mean over the splits that all have}."""
+    splits = set.intersection(*(set(methods[m]) for m in names))
+    return {m: fmean(methods[m][split] for split in splits) for m in names}
+
+
+def _but(words, all_sets, some):
+    rest = [d for d in all_sets if d not in some]
+    return f"{words} {_names(rest)}" if rest else ""
 
 
 def _cell(values, best):
