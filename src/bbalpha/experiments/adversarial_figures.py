@@ -5,6 +5,7 @@ draw("results/adversarial", "docs/figures")
 for v in verdicts(rows): print(v.answer, v.claim, v.figures)
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,13 +122,29 @@ def _turns_to_zero(label: str, a: Mapping[float, Row], b: Mapping[float, Row]) -
 
 def _detects(label: str, a: Mapping[float, Row], b: Mapping[float, Row]) -> list[Verdict]:
     early, late = b[0.2]["auroc_entropy"], b[0.5]["auroc_entropy"]
+    error = math.hypot(*(_auroc_error(b[step]["auroc_entropy"], b[step]["n"]) for step in (0.2, 0.5)))
     said = f"{early:.3f} and {late:.3f}"
     if 0.2 in a and 0.5 in a:
         said += f"; plain network {a[0.2]['auroc_entropy']:.3f} and {a[0.5]['auroc_entropy']:.3f}"
     return [
         _verdict(f"the entropy of {label} gives away a step of 0.2, AUROC at least 0.94", early >= 0.94, said),
-        _verdict(f"the AUROC of {label} does not fall from a step of 0.2 to one of 0.5", late >= early, said),
+        _verdict(
+            f"the AUROC of {label} does not fall from a step of 0.2 to one of 0.5 by more than two standard errors",
+            late >= early - 2 * error,
+            f"{said}; standard error of the change {error:.4f}",
+        ),
     ]
+
+
+def _auroc_error(auroc: float, n: int) -> float:
+    """The standard error of an AUROC of n against n scores, after Hanley and McNeil (1982).
+
+    >>> round(_auroc_error(0.96, 10_000), 4)
+    0.0014
+    """
+    a = auroc
+    spread = a * (1 - a) + (n - 1) * (a / (2 - a) - a**2) + (n - 1) * (2 * a**2 / (1 + a) - a**2)
+    return math.sqrt(max(spread, 0.0)) / n
 
 
 def _alarms(label: str, own: Sequence[Row]) -> Verdict:
