@@ -309,6 +309,12 @@ def test_networks_trained_together_are_those_trained_alone(estimator, weighted):
     assert not torch.equal(*(net[1].weight for net in together.networks_))
 
 
+def test_few_rows_have_five_networks_and_many_have_one():
+    X, y = curve(60)
+    assert len(BBAlphaRegressor(epochs=1).fit(X, y).networks_) == 5
+    assert len(BBAlphaRegressor(epochs=1).fit(np.tile(X, (40, 1)), np.tile(y, 40)).networks_) == 1
+
+
 def test_dropout_that_is_set_or_cannot_be_chosen_is_not_searched():
     X, y = curve(60)
     assert BBAlphaRegressor(dropout=0.3, epochs=1).fit(X, y).dropout_ == 0.3

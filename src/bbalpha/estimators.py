@@ -48,7 +48,8 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         batch_size: Rows a step; None is 32, or 128 from 2,000 rows on.
         learning_rate: Of Adam, falling to 0 along a cosine.
         noise: "constant" learns one precision for all rows; "heteroscedastic" predicts it from the inputs.
-        n_ensemble: Networks, trained from different seeds, whose predictive distributions are averaged.
+        n_ensemble: Networks, trained from different seeds, whose predictive distributions are averaged; None is five up
+            to 2,000 rows and one from there on.
         validation_fraction: Share of the rows that a network holds out, each others, if that is at least 5 rows: the
             weights of the epoch with the best log-likelihood there are kept. None is 0.2 up to 2,000 rows and 0.1 from
             there on; 0 trains on all rows to the last epoch, for fewer epochs where these are not given.
@@ -79,7 +80,7 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         batch_size: int | None = None,
         learning_rate: float = 0.01,
         noise: Literal["constant", "heteroscedastic"] = "constant",
-        n_ensemble: int = 5,
+        n_ensemble: int | None = None,
         validation_fraction: float | None = None,
         patience: int | None = None,
         module: Module | None = None,

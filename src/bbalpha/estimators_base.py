@@ -45,7 +45,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         epochs: int | None = None,
         batch_size: int | None = None,
         learning_rate: float = 0.01,
-        n_ensemble: int = 1,
+        n_ensemble: int | None = 1,
         validation_fraction: float | None = 0.0,
         patience: int | None = None,
         module: Module | None = None,
@@ -208,6 +208,7 @@ _MANY = 2000  # rows from which on data regularise by themselves
 # at hidden units and inputs, tried on few rows; masks of multiples of 1/256 cost the least
 RATES = tuple((p / 256, q / 256) for p, q in ((13, 13), (13, 0), (5, 0), (1, 0)))
 RATE_OF_MANY = 5 / 256
+N_OF_FEW = 5  # networks where rows are few; one of many rows takes as long
 
 
 def duration(settings: Any, n_rows: int) -> tuple[int, int, int | None]:
@@ -257,8 +258,10 @@ def candidates(settings: Any, rows: Array, seed: int, *, alpha: float) -> Array:
     """
     few, held = len(rows) <= _MANY, n_held_out(settings, len(rows))
     n = settings.n_ensemble
+    if n is None:
+        n = N_OF_FEW if few else 1
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 2**10:
-        raise ValueError(f"`n_ensemble` must be a whole number from 1 to 1024; got {n!r}.")
+        raise ValueError(f"`n_ensemble` must be None or a whole number from 1 to 1024; got {n!r}.")
     if settings.dropout is not None:
         pairs: Sequence[tuple[float, float]] = [(settings.dropout, default_input_dropout(len(rows), settings.dropout))]
     else:

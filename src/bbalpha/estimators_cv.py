@@ -44,7 +44,7 @@ class _Search(BaseEstimator):
         epochs: int | None = None,
         batch_size: int | None = None,
         learning_rate: float = 0.01,
-        n_ensemble: int = 1,
+        n_ensemble: int | None = 1,
         validation_fraction: float | None = 0.0,
         patience: int | None = None,
         random_state: Any = None,
@@ -133,7 +133,7 @@ class BBAlphaRegressorCV(RegressorMixin, _Search):
         batch_size: Rows a step; None chooses by the number of rows.
         learning_rate: Of Adam.
         noise: "constant" or "heteroscedastic", in the search too.
-        n_ensemble: Networks of the final fit.
+        n_ensemble: Networks of the final fit; None chooses by the number of rows.
         validation_fraction: Share of a fold's training rows that early stopping looks at; None chooses by their number.
         patience: Epochs without a better one before it stops; None is a fifth of all.
         random_state: As in scikit-learn.
@@ -165,7 +165,7 @@ class BBAlphaRegressorCV(RegressorMixin, _Search):
         batch_size: int | None = None,
         learning_rate: float = 0.01,
         noise: Literal["constant", "heteroscedastic"] = "constant",
-        n_ensemble: int = 5,
+        n_ensemble: int | None = None,
         validation_fraction: float | None = None,
         patience: int | None = None,
         random_state: Any = None,
