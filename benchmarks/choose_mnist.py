@@ -41,7 +41,7 @@ def steps(batch: int, rate: float, quick: bool, kept: Ledger) -> None:
     if kept.has(model="runtime", learning_rate=rate, batch=batch):
         return
     digits = mnist.load(flat=True, n_train=config.n_train, n_test=config.n_test, validation=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, mnist.threads(config.threads):
         made = Ledger(Path(folder) / "rows.json", command="", seed=0)
         runtime.run([("shared", 10)], 0.5 if quick else 60 * MINUTES, config, digits, made, Path(folder))
     row = made.rows[-1] | {"model": "runtime", "learning_rate": rate}

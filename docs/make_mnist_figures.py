@@ -5,21 +5,23 @@ from pathlib import Path
 from bbalpha.experiments import classification, results, runtime
 
 ROOT = Path(__file__).resolve().parent.parent
-FIGURES = {
-    "classification/dense.json": (classification.figure, "mnist_dense.png"),
-    "classification/cnn.json": (classification.figure, "mnist_cnn.png"),
-    "runtime.json": (runtime.figure, "mnist_runtime.png"),
-}
+MODELS = ("dense", "cnn")
 
 
 def main() -> None:
     """Draw what has been measured."""
-    for name, (figure, picture) in FIGURES.items():
-        path = ROOT / "results" / name
-        if path.exists():
-            print(figure(results.read(path)["rows"], ROOT / "docs/figures" / picture))
-        else:
-            print(f"{name} has not been measured yet")
+    for model in MODELS:
+        path = ROOT / "results/classification" / f"{model}.json"
+        draw(lambda path=path: results.read(path), classification.figure, f"mnist_{model}.png")
+    draw(lambda: runtime.load(ROOT / "results/runtime"), runtime.figure, "mnist_runtime.png")
+
+
+def draw(read, figure, name):
+    """Print the path of a figure, or what is missing for it."""
+    try:
+        print(figure(read()["rows"], ROOT / "docs/figures" / name))
+    except FileNotFoundError as error:
+        print(f"{error.filename} has not been measured yet")
 
 
 if __name__ == "__main__":

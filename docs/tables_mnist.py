@@ -1,4 +1,4 @@
-"""Tables of docs/mnist.md and the short one of README, from results/classification/*.json and results/runtime.json."""
+"""Tables of docs/mnist.md and the short one of README, out of results/classification and results/runtime."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def short():
 
 def runtime():
     """Every way and K: how far it came, when it reached the levels, and how much sooner than the loop."""
-    content = read("runtime.json")
+    content = timing.load(ROOT / "results" / "runtime")
     found = {(way, K): rows for way, K, rows in timing.pairs_of(content["rows"])}
     head = "".join(f" to {level:g} |" for level in timing.LEVELS)
     lines = [
@@ -81,7 +81,11 @@ def runtime():
             f"| {reached} | {best(rows):.0f} | {100 * max(r['accuracy'] for r in rows):.2f} |"
         )
     budget = min(rows[-1]["seconds"] for rows in found.values())
-    lines += ["", f"{note(content)} Times as minutes:seconds of training; {budget / 60:.0f} minutes for each.", ""]
+    lines += [
+        "",
+        f"{of_runtime(content)} Times as minutes:seconds of training; {budget / 60:.0f} minutes for each.",
+        "",
+    ]
     for K in sorted({K for _, K in found}):
         if ("loop", K) in found:
             lines += [f"- {sooner(found, way, K)}" for way in ("ours", "shared") if (way, K) in found]
@@ -120,7 +124,7 @@ def masks_by_epochs():
 
 
 def masks_by_time():
-    content = read("runtime.json")
+    content = timing.load(ROOT / "results" / "runtime")
     found = {(way, K): rows for way, K, rows in timing.pairs_of(content["rows"])}
     budget = min(rows[-1]["seconds"] for rows in found.values())
     at = [t for t in timing.moments(budget) if t in (60.0, 120.0, 300.0, 600.0)] + [budget]
@@ -131,7 +135,7 @@ def masks_by_time():
     (way, K), value = max(ends.items(), key=lambda item: item[1])
     return (
         "\n".join(lines)
-        + f"\n\n{note(content)} Log-likelihood of the test digits after so much training (minutes:seconds). "
+        + f"\n\n{of_runtime(content)} Log-likelihood of the test digits after so much training (minutes:seconds). "
         + f"Highest at the end: {way} with K = {K}, {value:.0f}."
     )
 
@@ -161,6 +165,14 @@ def read(name):
 
 def note(content):
     return f"Made by `{content['command']}` with torch {content['versions']['torch']}."
+
+
+def of_runtime(content):
+    threads = sorted({r["threads"] for r in content["rows"]})
+    return (
+        f"Made by `bbalpha reproduce runtime` with torch {content['versions']['torch']}, threads of torch: "
+        f"{', '.join(map(str, threads))}."
+    )
 
 
 def seeds(found):

@@ -151,12 +151,13 @@ def test_the_command_on_real_digits(data_dir, tmp_path):
     command = ["reproduce", "runtime", "--passes", "1,4", "--minutes", "0.01", "--quick", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
-    rows = results.read(tmp_path / "runtime.json")["rows"]
+    rows = runtime.load(tmp_path / "runtime")["rows"]
     found = [(way, K) for way, K, _ in runtime.pairs_of(rows)]
     assert found == [("loop", 1), ("ours", 1), ("loop", 4), ("ours", 4), ("shared", 4)]
     assert (tmp_path / "runtime.png").stat().st_size > 10_000
     assert "never" in done.output
-    assert not (tmp_path / ".state/runtime").exists()
-    before = (tmp_path / "runtime.json").read_text()
+    assert list((tmp_path / ".state/runtime").iterdir()) == []
+    before = {path.name: path.read_text() for path in (tmp_path / "runtime").iterdir()}
+    assert before.keys() == {"1.json", "4.json"}
     assert CliRunner().invoke(app, command).exit_code == 0  # nothing is left to do
-    assert (tmp_path / "runtime.json").read_text() == before
+    assert {path.name: path.read_text() for path in (tmp_path / "runtime").iterdir()} == before

@@ -1,8 +1,9 @@
 """Experiment 4 of the paper: what K costs. Accuracy and log-likelihood against the time spent on training.
 
 Four layers of 1024 units, alpha = 1, Adam at a constant rate: so the time to a level does not depend on how long the
-run was planned. Every way trains for the same time; tests and files do not count. The ways take turns, two minutes or
-less at a time, so that a machine that is busy for a while is busy for all.
+run was planned. Every way trains for the same time; tests and files do not count. The ways of one K take turns, two
+minutes or less at a time, so that a machine that is busy for a while is busy for all. Each K has a file of its own,
+<out>/runtime/<K>.json: several can be run side by side, a core for each.
 
     loop      K separate passes through torch's own dropout, stacked, as the authors did
     ours      the same masks, one of each row, through `bbalpha.sample`
@@ -16,12 +17,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from bbalpha.experiments import mnist
+from bbalpha.experiments import mnist, results
 from bbalpha.experiments.mnist import Curve, Digits, Row
 from bbalpha.experiments.results import Ledger
 from bbalpha.networks import mlp
@@ -44,7 +46,7 @@ class Config:
         n_predict_passes: K at test time, masks shared by the test rows.
         n_train: The first so many training rows; None takes all.
         n_test: The first so many test rows.
-        threads: Of torch; None leaves it to torch, which takes all cores.
+        threads: Of torch.
         seed: Of everything: the ways start from the same weights.
         clock: Seconds.
     """
@@ -56,12 +58,12 @@ class Config:
     n_predict_passes: int = 100
     n_train: int | None = None
     n_test: int | None = None
-    threads: int | None = None
+    threads: int = 1
     seed: int = 0
     clock: Callable[[], float] = time.perf_counter
 
 
-QUICK = Config(widths=(64, 64), n_predict_passes=20, n_train=5000, n_test=1000, threads=1)
+QUICK = Config(widths=(64, 64), n_predict_passes=20, n_train=5000, n_test=1000)
 
 
 def loop(net: nn.Module, x: Tensor, n_passes: int, seed: int) -> Tensor:
@@ -136,7 +138,7 @@ def run(
 
 
 def reproduce(*, ways: Sequence[str], passes: Sequence[int], minutes: float, quick: bool, out: Path) -> str:
-    """Run what is missing in `out`/runtime.json, draw the figure, and tell the times.
+    """Run what is missing in `out`/runtime, draw the figure, and tell the times.
 
     Args:
         ways: loop, ours, shared; all if empty. For K = 1 masks cannot be shared by passes: loop and ours alone.
@@ -151,20 +153,35 @@ def reproduce(*, ways: Sequence[str], passes: Sequence[int], minutes: float, qui
     if not passes or min(passes) < 1:
         raise ValueError(f"`passes` must be whole numbers of at least 1; got {list(passes)}.")
     config, budget = (QUICK, min(60 * minutes, 2.0)) if quick else (Config(), 60 * minutes)
-    pairs = [(way, K) for K in passes for way in ways or WAYS if K > 1 or way != "shared"]
-    kept = mnist.ledger(out / "runtime.json", "bbalpha reproduce runtime", quick=quick, seed=config.seed)
-    state = out / ".state" / "runtime"
-    if not all(_reached(_seconds(kept.rows, *pair), budget) for pair in pairs):
-        digits = mnist.load(flat=True, n_train=config.n_train, n_test=config.n_test)
-        with mnist.threads(config.threads or torch.get_num_threads()):
-            run(pairs, budget, config, digits, kept, state)
-    shutil.rmtree(state, ignore_errors=True)
-    told = [f"{kept.path}\n{table(kept.rows)}"]
+    folder = out / "runtime"
+    for K in passes:
+        pairs = [(way, K) for way in ways or WAYS if K > 1 or way != "shared"]
+        command = f"bbalpha reproduce runtime --passes {K} --minutes {minutes:g}"
+        kept = mnist.ledger(folder / f"{K}.json", command, quick=quick, seed=config.seed)
+        _run_missing(pairs, budget, config, kept, out / ".state" / "runtime")
+    content = load(folder)
+    told = [f"{folder}\n{table(content['rows'])}"]
     try:
-        told.append(str(figure(kept.rows, out / "runtime.png")))
+        told.append(str(figure(content["rows"], folder.with_suffix(".png"))))
     except ImportError as error:
         told.append(f"No figure. {error}")
     return "\n".join(told)
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """The rows of every K in a folder of results, in the order of K, under the head of the first."""
+    paths = sorted(folder.glob("*.json"), key=lambda path: int(path.stem))
+    found = [results.read(path) for path in paths or [folder / "10.json"]]
+    return found[0] | {"rows": [row for content in found for row in content["rows"]]}
+
+
+def _run_missing(pairs: Sequence[tuple[str, int]], budget: float, config: Config, kept: Ledger, state: Path) -> None:
+    if not all(_reached(_seconds(kept.rows, *pair), budget) for pair in pairs):
+        digits = mnist.load(flat=True, n_train=config.n_train, n_test=config.n_test)
+        with mnist.threads(config.threads):
+            run(pairs, budget, config, digits, kept, state)
+    for way, n_passes in pairs:
+        shutil.rmtree(state / f"{way}-{n_passes}", ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------ one way
