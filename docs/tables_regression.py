@@ -59,15 +59,24 @@ def score(content, method, alpha, metric="nll"):
 
 
 def shown(value, digits=2):
-    """Mean ± standard error; the number of splits where it is not all of them is said in the note."""
+    """Mean ± standard error."""
     return "" if value is None else f"{value[0]:.{digits}f} ± {value[1] or 0:.{digits}f}"
+
+
+def ours(content, key, metric, digits):
+    """Mean ± standard error of a method, and its number of splits where the alpha networks have more."""
+    value, whole = score(content, *key, metric), score(content, "bbalpha", 0.5, metric)
+    if value is None:
+        return "-"
+    fewer = f", {value[2]} split{'s' * (value[2] > 1)}" if whole and value[2] < whole[2] else ""
+    return shown(value, digits) + fewer
 
 
 def beside(content, published, key, dataset, metric="nll", digits=2):
     """Ours, and what was published, in brackets."""
-    ours = shown(score(content, *key, metric), digits) or "-"
+    own = ours(content, key, metric, digits)
     theirs = published.get((dataset, metric, PUBLISHED[key]))
-    return ours if theirs is None else f"{ours} ({theirs[0]:.2f})"
+    return own if theirs is None else f"{own} ({theirs[0]:.2f})"
 
 
 def year(published, metric, columns):
@@ -95,7 +104,7 @@ def beyond(metric, digits):
     columns = EXTRAS | OTHERS
     lines = [f"| test {metric.upper()} | " + " | ".join(columns.values()) + " |", "|---" * (len(columns) + 1) + "|"]
     for dataset, content in found.items():
-        cells = [shown(score(content, *key, metric), digits(dataset)) or "-" for key in columns]
+        cells = [ours(content, key, metric, digits(dataset)) for key in columns]
         lines.append(f"| {dataset} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -122,11 +131,11 @@ def short():
         "|---" * 8 + "|",
     ]
     for dataset, content in found.items():
-        ours = [shown(score(content, "bbalpha", a)) or "-" for a in ALPHAS]
+        alphas = [ours(content, ("bbalpha", a), "nll", 2) for a in ALPHAS]
         extra = best(content, EXTRAS)
         theirs = [shown(published[dataset, "nll", c]) for c in ("alpha=0.5", "VI-G", "HMC")]
         last = "-" if extra is None else f"{shown(extra[1])} ({EXTRAS[extra[0]]})"
-        lines.append(f"| {dataset} | " + " | ".join([*ours, last, *theirs]) + " |")
+        lines.append(f"| {dataset} | " + " | ".join([*alphas, last, *theirs]) + " |")
     return "\n".join(lines) + f"\n\n{note()}"
 
 
@@ -164,6 +173,22 @@ def verdict():
     return "\n".join(lines)
 
 
+def distance():
+    """How close the best extra comes to the paper's HMC."""
+    lines = ["| test NLL | best extra | | paper's HMC | extra is | |", "|---" * 6 + "|"]
+    for dataset, content in load().items():
+        extra, theirs = best(content, EXTRAS), paper()[dataset, "nll", "HMC"]
+        if extra:
+            gap = extra[1][0] - theirs[0]
+            error = ((theirs[1] or 0) ** 2 + extra[1][1] ** 2) ** 0.5
+            told = f"{abs(gap):.2f} {'better' if gap < 0 else 'worse'}"
+            lines.append(
+                f"| {dataset} | {shown(extra[1])} | {EXTRAS[extra[0]]} | {shown(theirs)} | {told} "
+                f"| {abs(gap) / error:.1f} standard errors |"
+            )
+    return "\n".join(lines)
+
+
 def coverage():
     """How much of the test rows the central 90 % intervals hold."""
     columns = {("bbalpha", a): f"alpha {a:g}" for a in ALPHAS} | EXTRAS | OTHERS
@@ -175,21 +200,41 @@ def coverage():
     return "\n".join(lines)
 
 
-def settings():
-    """The hyper-parameters that were chosen most often, for each alpha, and the time of the whole file."""
+def chains():
+    """How the chains of HMC mixed, and what they cost."""
     lines = [
-        "| data set | alpha | dropout | at inputs | length scale | epochs | learning rate | chosen on | minutes |",
+        "| data set | splits | acceptance | divergences | R-hat, median | R-hat, worst | minutes a split |",
+        "|---" * 7 + "|",
+    ]
+    for dataset, content in load().items():
+        own = [r for r in content["rows"] if r["method"] == "hmc"]
+        if own:
+            draws = sum(r["n_samples"] for r in own)
+            cells = [
+                len(own), f"{statistics.mean(r['accept'] for r in own):.2f}",
+                f"{sum(r['divergences'] for r in own)} of {draws}", f"{statistics.median(r['rhat'] for r in own):.2f}",
+                f"{max(r['rhat_worst'] for r in own):.2f}", f"{content['seconds_of']['hmc'] / 60 / len(own):.1f}",
+            ]  # fmt: skip
+            lines.append(f"| {dataset} | " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def settings():
+    """The hyper-parameters that were chosen most often for each alpha; the time of all alphas."""
+    lines = [
+        "| data set | alpha | dropout | at inputs | length scale | epochs | learning rate | on | minutes, all alphas |",
         "|---" * 9 + "|",
     ]
     names = ("dropout", "input_dropout", "length_scale", "epochs", "learning_rate")
     for dataset, content in load().items():
+        minutes = content.get("seconds_of", {}).get("bbalpha", 0.0) / 60
         for alpha in ALPHAS:
             own = [r for r in content["rows"] if (r["method"], r["alpha"]) == ("bbalpha", alpha)]
             if own:
                 choices = [tuple(r[n] for n in names) for r in own]
                 common = statistics.mode(choices)
                 cells = [f"{value:.3g}" for value in common]
-                cells += [f"{choices.count(common)} of {len(own)} splits", f"{content['seconds'] / 60:.0f}"]
+                cells += [f"{choices.count(common)} of {len(own)} splits", f"{minutes:.0f}"]
                 lines.append(f"| {dataset} | {alpha:g} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -188,9 +188,18 @@ def test_tables_count_what_was_aimed_at(toy, tmp_path, monkeypatch):
     for row in content["rows"]:  # the paper has 1.08 +- 0.04, VI-G 1.77, HMC 1.62
         row["nll"] = {0.0: 1.0, 0.5: 1.1, None: 1.7}[row["alpha"]] + row["split"] * 0.02
     monkeypatch.setattr(tables, "load", lambda: {"yacht": content})
+    assert tables.distance().splitlines()[-1].split(" | ")[4] == "0.51 better"
     met = [line.split("|")[2].strip() for line in tables.verdict().splitlines()[2:]]
     assert met == ["1 of 1: yacht", "1 of 1: yacht", "0 of 1:", "1 of 1: yacht"]
     for row in content["rows"]:
         row["nll"] += 0.6
     met = [line.split("|")[2].strip() for line in tables.verdict().splitlines()[2:]]
     assert met == ["0 of 1:", "1 of 1: yacht", "0 of 1:", "0 of 1:"]
+    assert tables.distance().splitlines()[-1].split(" | ")[4] == "0.09 worse"
+    assert tables.ours(content, ("bbalpha", 0.5), "nll", 2) == "1.71 ± 0.01"
+    content["rows"] = [r for r in content["rows"] if r["split"] == 0 or r["alpha"] != 0.0]
+    assert tables.ours(content, ("bbalpha", 0.0), "nll", 2).endswith(", 1 split")
+    chain = {"method": "hmc", "accept": 0.8, "divergences": 2, "n_samples": 500, "rhat": 1.1, "rhat_worst": 1.5}
+    content["rows"] = [chain, chain | {"accept": 0.7, "rhat_worst": 1.9}]
+    content["seconds_of"] = {"hmc": 120.0}
+    assert tables.chains().splitlines()[-1] == "| yacht | 2 | 0.75 | 4 of 1000 | 1.10 | 1.90 | 1.0 |"

@@ -30,10 +30,12 @@ def test_a_ledger_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
     again = results.Ledger(tmp_path / "x.json", command="make x", seed=1)
     assert again.has(alpha=0.5)
     assert not again.has(alpha=0.0)
-    again.add([{"alpha": 0.0, "nll": 2.0}], seconds=3)
+    again.add([{"alpha": 0.0, "nll": 2.0}], seconds=3, part="fit")
+    results.Ledger(tmp_path / "x.json", command="make x", seed=1).add([], seconds=4, part="fit")
     content = results.read(tmp_path / "x.json")
     assert [r["alpha"] for r in content["rows"]] == [0.5, 0.0]
-    assert content["seconds"] == 5
+    assert content["seconds"] == 9
+    assert content["seconds_of"] == {"fit": 7}
     with pytest.raises(ValueError, match="seed, 2"):
         results.Ledger(tmp_path / "x.json", command="make x", seed=2)
     monkeypatch.setattr(results, "versions", lambda: {"torch": "0"})

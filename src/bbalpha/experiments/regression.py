@@ -163,7 +163,7 @@ class _Run:
         temporary = self.state.with_suffix(".tmp")
         temporary.write_text(json.dumps({k: c.row() for k, c in self.choices.items()}, indent=1))
         temporary.replace(self.state)
-        self.ledger.add([], seconds=time.perf_counter() - start)
+        self.ledger.add([], seconds=time.perf_counter() - start, part=method)
 
     def _fit(self, method: str, missing: Sequence[tuple[int, float]]) -> None:
         start = time.perf_counter()
@@ -174,7 +174,7 @@ class _Run:
             self._row(method, job.alpha if variant.labelled else None, job.split, score | job.choice.row())
             for job, score in zip(jobs, scores, strict=True)
         ]
-        self.ledger.add(rows, seconds=time.perf_counter() - start)
+        self.ledger.add(rows, seconds=time.perf_counter() - start, part=method)
 
     def _cross_validated(self, method: str, split: int) -> None:
         """The row of the alpha whose network did best on the validation rows."""
@@ -193,7 +193,8 @@ class _Run:
         parts = [(self.data.X[rows], self.data.y[rows]) for rows in self.data.split(split)]
         (x, y), (x_test, y_test) = parts
         scores = baselines.METHODS[method](x, y, x_test, y_test, seed=split, quick=self.quick)
-        self.ledger.add([self._row(method, None, split, scores)], seconds=time.perf_counter() - start)
+        row = self._row(method, None, split, scores)
+        self.ledger.add([row], seconds=time.perf_counter() - start, part=method)
 
     def _row(self, method: str, alpha: float | None, split: int, values: dict[str, Any]) -> dict[str, Any]:
         return {"dataset": self.data.name, "method": method, "alpha": alpha, "split": split, **values}

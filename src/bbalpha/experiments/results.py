@@ -16,7 +16,10 @@ from typing import Any
 PACKAGES = ("bbalpha", "torch", "numpy", "scikit-learn", "gpytorch", "numpyro", "jax")
 
 
-def write(path: str | Path, *, command: str, seed: int, seconds: float, rows: Sequence[dict[str, Any]]) -> Path:
+def write(
+    path: str | Path, *, command: str, seed: int, seconds: float, rows: Sequence[dict[str, Any]],
+    parts: dict[str, float] | None = None,
+) -> Path:  # fmt: skip
     """The path of the results file, written under a temporary name and renamed.
 
     Args:
@@ -25,10 +28,13 @@ def write(path: str | Path, *, command: str, seed: int, seconds: float, rows: Se
         seed: Of the whole run.
         seconds: Wall-clock time of the run.
         rows: Flat records; nan and infinite numbers become null.
+        parts: What the seconds went into, where that is known: {method: seconds}.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"command": command, "versions": versions(), "seed": seed, "seconds": round(seconds, 1)}
+    if parts:
+        content["seconds_of"] = {part: round(value, 1) for part, value in parts.items()}
     lines = ",\n".join("  " + json.dumps({k: _plain(v) for k, v in row.items()}) for row in rows)
     text = json.dumps(content, indent=1)[:-2] + f',\n "rows": [\n{lines}\n ]\n}}\n'
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -65,6 +71,7 @@ class Ledger:
         self.path, self.command, self.seed = Path(path), command, seed
         self.rows: list[dict[str, Any]] = []
         self.seconds = 0.0
+        self.parts: dict[str, float] = {}
         if self.path.exists():
             content = read(self.path)
             now = {"seed": seed, "versions": versions()}
@@ -74,17 +81,21 @@ class Ledger:
                         f"`path` must hold results of this {name}, {value}; {self.path} has {content[name]}: "
                         "delete it, or give another."
                     )
-            self.rows, self.seconds = content["rows"], content["seconds"]
+            self.rows, self.seconds, self.parts = content["rows"], content["seconds"], content.get("seconds_of", {})
 
     def has(self, **where: Any) -> bool:
         """Whether there is a row with these values."""
         return any(all(row.get(k) == _plain(v) for k, v in where.items()) for row in self.rows)
 
-    def add(self, rows: Sequence[dict[str, Any]], *, seconds: float) -> None:
-        """Put rows, and the time they took, into the file."""
+    def add(self, rows: Sequence[dict[str, Any]], *, seconds: float, part: str = "") -> None:
+        """Put rows, and the time they took, into the file; the time also under `part`, if there is one."""
         self.rows = [*self.rows, *rows]
         self.seconds += seconds
-        write(self.path, command=self.command, seed=self.seed, seconds=self.seconds, rows=self.rows)
+        if part:
+            self.parts[part] = self.parts.get(part, 0.0) + seconds
+        write(
+            self.path, command=self.command, seed=self.seed, seconds=self.seconds, rows=self.rows, parts=self.parts
+        )  # fmt: skip
 
 
 def versions() -> dict[str, str]:
