@@ -86,6 +86,22 @@ def test_scores_are_mean_and_standard_error():
     assert [t.get_text() for t in ax.get_xticklabels()] == ["bbalpha\nalpha 0.5", "bbalpha\nalpha 1", "gp"]
 
 
+def test_a_method_far_above_the_others_does_not_flatten_them():
+    more = [{"dataset": "wine", "method": "gbm", "alpha": None, "split": i, "nll": 100.0 + i} for i in range(3)]
+    ax = plots.method_scores([*rows(), *more], dataset="wine")
+    assert ax.get_ylim()[1] < 8
+    assert [t.get_text() for t in ax.texts] == ["101 ± 0.58"]
+    assert not plots.method_scores(rows(), dataset="wine").texts
+
+
+def test_panels_of_the_same_rows_agree_on_colours():
+    only = {"dataset": "other", "method": "gp", "alpha": None, "split": 0, "nll": 1.0}
+    colours = [
+        plots.method_scores([*rows(), only], dataset=name).containers[-1][0].get_color() for name in ("wine", "other")
+    ]
+    assert colours[0] == colours[1]
+
+
 def test_histogram_shares_sum_to_one():
     ax = plots.entropy_histogram({"in": torch.rand(50), "out": 2 * torch.rand(70)})
     for patch in ax.patches:

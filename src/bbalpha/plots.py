@@ -184,10 +184,12 @@ def method_scores(
 ) -> "Axes":
     """One panel of the paper's comparison: mean and standard error over the splits of a data set, by method.
 
-    Points with error bars, not bars from 0: methods differ by little, and 0 nats means nothing.
+    Points with error bars, not bars from 0: methods differ by little, and 0 nats means nothing. A method so far above
+    the others that they would be one line leaves the panel at its top, with its number.
 
     Args:
-        rows: Flat result records with `dataset`, `method`, `alpha`, `split` and `metric`.
+        rows: Flat result records with `dataset`, `method`, `alpha`, `split` and `metric`. Colours go by the methods of
+            all rows: panels of the same rows agree.
         dataset: Which to show.
         metric: "nll", "rmse" or another number of the records.
         ax: Where to draw.
@@ -200,13 +202,18 @@ def method_scores(
         known = sorted({str(row["dataset"]) for row in rows})
         raise ValueError(f"`rows` must hold {metric!r} of {dataset!r}; got the data sets {known}.")
     ax = _axes(ax)
-    methods = list(dict.fromkeys(method for method, _ in groups))
+    methods = list(dict.fromkeys(str(row["method"]) for row in rows))
+    ends = []
     for i, ((method, _), values) in enumerate(groups.items()):
+        mean = float(np.mean(values))
         error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
-        m = methods.index(method) % 7
+        ends.append((mean - error, mean + error))
+        m = methods.index(method)
         ax.errorbar(
-            i, np.mean(values), error, fmt=_MARKERS[m], color=_COLOURS[m], markersize=7, capsize=4, elinewidth=1.6
-        )
+            i, mean, error, fmt=_MARKERS[m % 7], color=_COLOURS[m % 7], markersize=7, capsize=4, elinewidth=1.6,
+            markerfacecolor=_COLOURS[m % 7] if m < 7 else "white",
+        )  # fmt: skip
+    _cut_the_highest(ax, ends)
     names = [method if alpha is None else f"{method}\nalpha {alpha:g}" for method, alpha in groups]
     ax.set_xticks(range(len(groups)), names)
     ax.set_xlim(-0.6, len(groups) - 0.4)
@@ -230,6 +237,20 @@ def _axes(ax: "Axes | None") -> "Axes":
         _, ax = plt.subplots(figsize=(5.5, 4.0), layout="constrained")
     ax.spines[["top", "right"]].set_visible(False)
     return ax
+
+
+def _cut_the_highest(ax: "Axes", ends: Sequence[tuple[float, float]]) -> None:
+    """Leave the highest of these (low, high) out of the panel if the others would fill less than a tenth of it."""
+    at = max(range(len(ends)), key=lambda i: ends[i][1])
+    low, high = (pick(end[side] for i, end in enumerate(ends) if i != at or len(ends) == 1)
+                 for side, pick in ((0, min), (1, max)))  # fmt: skip
+    if 0 < 10 * (high - low) < max(end[1] for end in ends) - low:
+        ax.set_ylim(low - 0.1 * (high - low), high + 0.2 * (high - low))
+        mean, error = sum(ends[at]) / 2, (ends[at][1] - ends[at][0]) / 2
+        ax.annotate(
+            f"{mean:.3g} ± {error:.2g}", (at, high + 0.2 * (high - low)), xytext=(0, -26), textcoords="offset points",
+            ha="center", fontsize=8, arrowprops={"arrowstyle": "->"},
+        )  # fmt: skip
 
 
 def _style(i: int) -> dict[str, Any]:
