@@ -111,7 +111,7 @@ def beyond(metric, digits):
 
 def full():
     """NLL of everything: the paper's columns, then ours beyond it."""
-    return f"{of_paper('nll', lambda _: 2)}\n\n{beyond('nll', lambda _: 2)}\n\n{note()}"
+    return f"{of_paper('nll', lambda _: 2)}\n\n{beyond('nll', lambda _: 2)}\n\n{note()} In brackets what the paper has."
 
 
 def rmse():
@@ -127,7 +127,7 @@ def short():
     """For the README: our alpha networks and the best of the extras beside the paper's best columns."""
     found, published = load(), paper()
     lines = [
-        "| test NLL | alpha 0 | **alpha 0.5** | alpha 1 | best extra | paper: alpha 0.5 | VI-G | HMC |",
+        "| test NLL | alpha 0 | **alpha 0.5** | alpha 1 | best extra | paper: alpha 0.5 | paper: VI-G | paper: HMC |",
         "|---" * 8 + "|",
     ]
     for dataset, content in found.items():
@@ -246,6 +246,6 @@ def note():
     told = ", ".join(f"{name} {value[2]}" for name, value in splits.items() if value)
     version = next(iter(found.values()))["versions"]["torch"]
     return (
-        f"Made by `bbalpha reproduce regression` with torch {version}; means over splits ± standard error ({told}); "
-        "in brackets what the paper has. Lower is better."
+        f"Made by `bbalpha reproduce regression` with torch {version}; means over splits ± standard error ({told}). "
+        "Lower is better."
     )
