@@ -36,7 +36,7 @@ HIDDEN, HIDDEN_LARGE, LARGE = 50, 100, 20_000  # units of the hidden layer; the 
 
 # {data set: splits that are run}. A leapfrog step is a pass over all rows: a minute for a thousand rows is
 # ten for ten thousand, and posteriors of so many rows are narrower, so that more steps are needed on top.
-HMC_SPLITS = {"boston": 5, "concrete": 5, "energy": 5, "wine": 5, "yacht": 5}
+HMC_SPLITS = dict.fromkeys(("boston", "concrete", "energy", "wine", "yacht"), 20)
 
 
 @dataclass(frozen=True, eq=False)
