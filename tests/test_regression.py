@@ -190,11 +190,13 @@ def test_tables_count_what_was_aimed_at(toy, tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "load", lambda: {"yacht": content})
     assert tables.distance().splitlines()[-1].split(" | ")[4] == "0.51 better"
     met = [line.split("|")[2].strip() for line in tables.verdict().splitlines()[2:]]
-    assert met == ["1 of 1: yacht", "1 of 1: yacht", "0 of 1:", "1 of 1: yacht"]
+    assert met == ["1 of 1: yacht", "1 of 1: yacht", "0 of 1:", "1 of 1: yacht", "0 of 0:"]
+    content["rows"].append({"method": "hmc", "alpha": None, "nll": 1.2, "split": 0})
+    assert tables.verdict().splitlines()[-1].split("|")[2].strip() == "1 of 1: yacht"
     for row in content["rows"]:
         row["nll"] += 0.6
     met = [line.split("|")[2].strip() for line in tables.verdict().splitlines()[2:]]
-    assert met == ["0 of 1:", "1 of 1: yacht", "0 of 1:", "0 of 1:"]
+    assert met == ["0 of 1:", "1 of 1: yacht", "0 of 1:", "0 of 1:", "1 of 1: yacht"]
     assert tables.distance().splitlines()[-1].split(" | ")[4] == "0.09 worse"
     assert tables.ours(content, ("bbalpha", 0.5), "nll", 2) == "1.71 ± 0.01"
     content["rows"] = [r for r in content["rows"] if r["split"] == 0 or r["alpha"] != 0.0]
