@@ -201,6 +201,10 @@ def test_tables_count_what_was_aimed_at(toy, tmp_path, monkeypatch):
     assert tables.ours(content, ("bbalpha", 0.5), "nll", 2) == "1.71 ± 0.01"
     content["rows"] = [r for r in content["rows"] if r["split"] == 0 or r["alpha"] != 0.0]
     assert tables.ours(content, ("bbalpha", 0.0), "nll", 2).endswith(", 1 split")
+    one = {"method": "bbalpha-het", "alpha": 0.5, "split": 0, "nll": -1.0}
+    monkeypatch.setattr(tables, "load", lambda: {"kin8nm": {"rows": [one]}})  # its published error is 0.00
+    assert tables.distance().endswith("| 0.35 worse |  |")
+    monkeypatch.setattr(tables, "load", lambda: {"yacht": content})
     chain = {"method": "hmc", "accept": 0.8, "divergences": 2, "n_samples": 500, "rhat": 1.1, "rhat_worst": 1.5}
     content["rows"] = [chain, chain | {"accept": 0.7, "rhat_worst": 1.9}]
     content["seconds_of"] = {"hmc": 120.0}

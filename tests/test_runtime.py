@@ -143,6 +143,8 @@ def test_mistakes_are_told(tmp_path):
     options = {"ways": [], "passes": [1], "minutes": 1.0, "quick": True, "out": tmp_path}
     with pytest.raises(ValueError, match="some of loop, ours, shared; got vmap"):
         runtime.reproduce(**options | {"ways": ["vmap"]})
+    with pytest.raises(ValueError, match="at least 2 for shared masks"):
+        runtime.reproduce(**options | {"ways": ["shared"]})
     with pytest.raises(ValueError, match=r"at least 1; got \[0\]"):
         runtime.reproduce(**options | {"passes": [0]})
 

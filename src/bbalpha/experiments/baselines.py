@@ -34,8 +34,8 @@ Method = Callable[..., dict[str, float]]
 
 HIDDEN, HIDDEN_LARGE, LARGE = 50, 100, 20_000  # units of the hidden layer; the paper has 100 for protein and year
 
-# {data set: splits that are run}. A leapfrog step is a pass over all rows: a minute for a thousand rows is
-# ten for ten thousand, and posteriors of so many rows are narrower, so that more steps are needed on top.
+# {data set: splits that are run}. A leapfrog step is a pass over all rows: half a minute for a thousand rows is
+# five for ten thousand, and posteriors of so many rows are narrower, so that more steps are needed on top.
 HMC_SPLITS = dict.fromkeys(("boston", "concrete", "energy", "wine", "yacht"), 20)
 
 

@@ -152,6 +152,8 @@ def reproduce(*, ways: Sequence[str], passes: Sequence[int], minutes: float, qui
         raise ValueError(f"`ways` must be some of {', '.join(WAYS)}; got {', '.join(unknown)}.")
     if not passes or min(passes) < 1:
         raise ValueError(f"`passes` must be whole numbers of at least 1; got {list(passes)}.")
+    if list(ways) == ["shared"] and set(passes) == {1}:
+        raise ValueError("`passes` must be at least 2 for shared masks: one pass has nothing to share.")
     config, budget = (QUICK, min(60 * minutes, 2.0)) if quick else (Config(), 60 * minutes)
     folder = out / "runtime"
     for K in passes:
