@@ -10,6 +10,7 @@ from bbalpha.experiments.results import Ledger
 from bbalpha.networks import mlp
 
 PAIRS = [("loop", 2), ("ours", 2), ("shared", 2)]
+TIMES = runtime.moments(20.0)
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_ways_take_turns_and_tests_cost_no_time(digits, tmp_path, monkeypatch):
 
     monkeypatch.setattr(runtime, "predict_classification", slow)
     kept = Ledger(tmp_path / "x.json", command="", seed=0)
-    runtime.run(PAIRS, 20.0, config(clock), digits, kept, tmp_path / "state")
+    runtime.run(PAIRS, TIMES, config(clock), digits, kept, tmp_path / "state")
     assert [(row["way"], row["seconds"]) for row in kept.rows] == [
         (way, seconds) for seconds in (5.0, 10.0, 20.0) for way, _ in PAIRS
     ]
@@ -84,7 +85,7 @@ def test_ways_take_turns_and_tests_cost_no_time(digits, tmp_path, monkeypatch):
 @pytest.mark.parametrize("written", [False, True], ids=["before its row", "after its row"])
 def test_a_run_that_was_cut_off_gives_the_same_rows(digits, tmp_path, monkeypatch, written):
     whole = Ledger(tmp_path / "whole.json", command="", seed=0)
-    runtime.run(PAIRS, 20.0, config(Clock()), digits, whole, tmp_path / "whole")
+    runtime.run(PAIRS, TIMES, config(Clock()), digits, whole, tmp_path / "whole")
     row, add, calls = runtime._row, Ledger.add, []
 
     def cut(*args):
@@ -102,20 +103,20 @@ def test_a_run_that_was_cut_off_gives_the_same_rows(digits, tmp_path, monkeypatc
     monkeypatch.setattr(Ledger, "add", cut_after)
     path = tmp_path / "cut.json"
     with pytest.raises(KeyboardInterrupt):
-        runtime.run(PAIRS, 20.0, config(Clock()), digits, Ledger(path, command="", seed=0), tmp_path / "cut")
+        runtime.run(PAIRS, TIMES, config(Clock()), digits, Ledger(path, command="", seed=0), tmp_path / "cut")
     kept = Ledger(path, command="", seed=0)
     assert len(kept.rows) == (5 if written else 4)
-    runtime.run(PAIRS, 20.0, config(Clock()), digits, kept, tmp_path / "cut")
+    runtime.run(PAIRS, TIMES, config(Clock()), digits, kept, tmp_path / "cut")
     assert results.read(path)["rows"] == results.read(tmp_path / "whole.json")["rows"]
 
 
 def test_a_run_without_its_state_is_not_prolonged(digits, tmp_path):
     kept = Ledger(tmp_path / "x.json", command="", seed=0)
-    runtime.run(PAIRS[:1], 4.0, config(Clock()), digits, kept, tmp_path / "state")
-    runtime.run(PAIRS[:1], 8.0, config(Clock()), digits, kept, tmp_path / "state")
+    runtime.run(PAIRS[:1], runtime.moments(4.0), config(Clock()), digits, kept, tmp_path / "state")
+    runtime.run(PAIRS[:1], runtime.moments(8.0), config(Clock()), digits, kept, tmp_path / "state")
     assert [row["seconds"] for row in kept.rows] == [1.0, 2.0, 4.0, 8.0]
     with pytest.raises(FileNotFoundError, match="Delete the file to begin anew"):
-        runtime.run(PAIRS[:1], 16.0, config(Clock()), digits, kept, tmp_path / "elsewhere")
+        runtime.run(PAIRS[:1], runtime.moments(16.0), config(Clock()), digits, kept, tmp_path / "elsewhere")
 
 
 @given(st.lists(st.floats(-3000, -100), min_size=1, max_size=8), st.floats(-2500, -200), st.floats(0, 500))
@@ -135,7 +136,7 @@ def test_moments_end_with_the_budget():
         times = runtime.moments(budget)
         assert times[-1] == budget
         assert times == sorted(set(times))
-        assert times[0] <= max(15.0, budget / 4)
+        assert times[0] <= max(30.0, budget / 4)
         assert max(b - a for a, b in zip([0.0, *times], times, strict=False)) <= max(120.0, budget / 2)
 
 

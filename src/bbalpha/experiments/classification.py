@@ -147,16 +147,16 @@ def reproduce(*, models: Sequence[str], alphas: Sequence[float], seeds: int, qui
     if unknown or not models:
         raise ValueError(f"`models` must be some of {', '.join(CONFIGS)}; got {', '.join(unknown) or 'none'}.")
     told = []
-    with mnist.threads(1):  # small networks are faster so; run models side by side instead
-        for model in models:
-            path = out / "classification" / f"{model}.json"
-            kept = mnist.ledger(path, f"bbalpha reproduce classification --models {model}", quick=quick, seed=0)
+    for model in models:
+        path = out / "classification" / f"{model}.json"
+        kept = mnist.ledger(path, f"bbalpha reproduce classification --models {model}", quick=quick, seed=0)
+        with mnist.threads(1 if model == "dense" else torch.get_num_threads()):  # small networks are faster so
             _run_missing(kept, units(model, alphas, 1 if quick else seeds), (QUICK if quick else CONFIGS)[model], out)
-            told.append(f"{path}\n{table(kept.rows)}")
-            try:
-                told.append(f"{figure(kept.rows, path.with_suffix('.png'))}\n")
-            except ImportError as error:
-                told.append(f"No figure. {error}\n")
+        told.append(f"{path}\n{table(kept.rows)}")
+        try:
+            told.append(f"{figure(kept.rows, path.with_suffix('.png'))}\n")
+        except ImportError as error:
+            told.append(f"No figure. {error}\n")
     return "\n".join(told)
 
 
