@@ -3,9 +3,8 @@
     python benchmarks/choose_mnist.py                  (--parts dense,cnn,runtime; --quick for a test)
 
 Candidates are trained on the first 50,000 training rows and scored by the log-likelihood of the last 10,000; no test
-row is seen. dense and cnn: one network with alpha = 0.5 for each learning rate. runtime: shared masks with K = 10, for
-each learning rate and batch, after the same minutes of training on one thread. What is in the output is not computed
-again.
+row is seen. dense and cnn: a network with alpha = 0.5 for each batch and learning rate. runtime: shared masks with
+K = 10, after the same minutes of training on one thread. What is in the output is not computed again.
 """
 
 import argparse
@@ -17,28 +16,31 @@ from bbalpha.experiments import classification, mnist, runtime
 from bbalpha.experiments.classification import Unit
 from bbalpha.experiments.results import Ledger
 
-RATES = {"dense": (1e-3, 2e-3, 4e-3), "cnn": (1e-3, 2e-3)}
+CANDIDATES = {  # batch, learning rate
+    "dense": ((128, 1e-3), (128, 2e-3), (128, 4e-3)),
+    "cnn": ((128, 1e-3), (128, 2e-3), (128, 4e-3), (32, 1e-3), (32, 2e-3)),
+    "runtime": ((128, 3e-4), (128, 1e-3), (512, 1e-3)),
+}
 EPOCHS = {"dense": 30, "cnn": 4}
-STEPS = ((128, 3e-4), (128, 1e-3), (512, 1e-3))  # batch, learning rate of the runtime nets
 MINUTES = 6.0
 
 
-def network(model: str, rate: float, quick: bool, kept: Ledger) -> None:
+def network(model: str, batch: int, rate: float, quick: bool, kept: Ledger) -> None:
     base = (classification.QUICK if quick else classification.CONFIGS)[model]
     epochs = base.epochs if quick else EPOCHS[model]
-    config = replace(base, learning_rate=rate, epochs=epochs, every=epochs)
-    if kept.has(model=model, learning_rate=rate, epoch=epochs):
+    config = replace(base, batch_size=batch, learning_rate=rate, epochs=epochs, every=epochs)
+    if kept.has(model=model, batch=batch, learning_rate=rate, epoch=epochs):
         return
     digits = mnist.load(flat=model == "dense", n_train=config.n_train, n_test=config.n_test, validation=True)
     unit = Unit(model, "bbalpha", 0.5, "per_example", 10, seed=0)
     with tempfile.TemporaryDirectory() as folder, mnist.threads(1):
         row = classification.run(unit, config, digits, Path(folder))[-1]
-    kept.add([row | {"learning_rate": rate, "batch": config.batch_size}], seconds=row["seconds"])
+    kept.add([row | {"learning_rate": rate, "batch": batch}], seconds=row["seconds"])
 
 
 def steps(batch: int, rate: float, quick: bool, kept: Ledger) -> None:
     base = runtime.QUICK if quick else runtime.Config()
-    config = replace(base, learning_rate=rate, batches=(("shared", batch),), threads=1)
+    config = replace(base, learning_rate=rate, batch_size=batch, threads=1)
     if kept.has(model="runtime", learning_rate=rate, batch=batch):
         return
     digits = mnist.load(flat=True, n_train=config.n_train, n_test=config.n_test, validation=True)
@@ -57,12 +59,11 @@ def main() -> None:
     options = parser.parse_args()
     kept = mnist.ledger(options.out, "python benchmarks/choose_mnist.py", quick=options.quick, seed=0)
     for part in options.parts.split(","):
-        if part == "runtime":
-            for batch, rate in STEPS[: 1 if options.quick else None]:
+        for batch, rate in CANDIDATES[part][: 1 if options.quick else None]:
+            if part == "runtime":
                 steps(batch, rate, options.quick, kept)
-        else:
-            for rate in RATES[part][: 1 if options.quick else None]:
-                network(part, rate, options.quick, kept)
+            else:
+                network(part, batch, rate, options.quick, kept)
     for row in kept.rows:
         print({k: row[k] for k in ("model", "learning_rate", "batch", "epoch", "accuracy", "total_log_likelihood")})
 

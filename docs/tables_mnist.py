@@ -70,14 +70,14 @@ def runtime():
     found = {(way, K): rows for way, K, rows in timing.pairs_of(content["rows"])}
     head = "".join(f" to {level:g} |" for level in timing.LEVELS)
     lines = [
-        f"| way | K | batch | ms a step | epochs |{head} best log-likelihood | best accuracy, % |",
-        "|---|" + "---|" * (6 + len(timing.LEVELS)),
+        f"| way | K | ms a step | epochs |{head} best log-likelihood | best accuracy, % |",
+        "|---|" + "---|" * (5 + len(timing.LEVELS)),
     ]
     for (way, K), rows in found.items():
         end = rows[-1]
         reached = " | ".join(clock(timing.time_to(rows, level)) for level in timing.LEVELS)
         lines.append(
-            f"| {way} | {K} | {end['batch']} | {1000 * end['seconds'] / end['n_steps']:.0f} | {end['epoch']:.1f} "
+            f"| {way} | {K} | {1000 * end['seconds'] / end['n_steps']:.0f} | {end['epoch']:.1f} "
             f"| {reached} | {best(rows):.0f} | {100 * max(r['accuracy'] for r in rows):.2f} |"
         )
     budget = min(rows[-1]["seconds"] for rows in found.values())
@@ -144,7 +144,7 @@ def chosen():
     """What was tried on held-out training rows; bold is what the experiments use."""
     content = read("chosen_mnist.json")
     used = {m: (c.learning_rate, c.batch_size) for m, c in classification.CONFIGS.items()}
-    used["runtime"] = (timing.Config().learning_rate, dict(timing.Config().batches)["shared"])
+    used["runtime"] = (timing.Config().learning_rate, timing.Config().batch_size)
     lines = ["| | batch | learning rate | epochs | accuracy, % | log-likelihood |", "|---|---|---|---|---|---|"]
     for r in content["rows"]:
         mark = "**" if used[r["model"]] == (r["learning_rate"], r["batch"]) else ""

@@ -41,8 +41,8 @@ class Config:
     Attributes:
         widths: Hidden layers.
         alpha: Of the objective.
-        learning_rate: Of Adam, constant; chosen as the batches on held-out training rows: docs/mnist.md.
-        batches: Rows a step of every way.
+        learning_rate: Of Adam, constant; chosen on held-out training rows: docs/mnist.md.
+        batch_size: Rows a step.
         n_predict_passes: K at test time, masks shared by the test rows.
         n_train: The first so many training rows; None takes all.
         n_test: The first so many test rows.
@@ -53,8 +53,8 @@ class Config:
 
     widths: tuple[int, ...] = (1024, 1024, 1024, 1024)
     alpha: float = 1.0
-    learning_rate: float = 1e-3
-    batches: tuple[tuple[str, int], ...] = (("loop", 128), ("ours", 128), ("shared", 128))
+    learning_rate: float = 3e-4
+    batch_size: int = 128
     n_predict_passes: int = 50
     n_train: int | None = None
     n_test: int | None = None
@@ -196,7 +196,7 @@ def _trainer(way: str, n_passes: int, config: Config, digits: Digits) -> mnist.T
     passes = WAYS[way]
     return mnist.Trainer(
         net, (digits.x, digits.y), lambda net, x, seed: passes(net, x, n_passes, seed), CrossEntropy(config.alpha),
-        config.learning_rate, config.seed, dict(config.batches)[way], config.clock,
+        config.learning_rate, config.seed, config.batch_size, config.clock,
     )  # fmt: skip
 
 
