@@ -18,7 +18,7 @@ from bbalpha.experiments.results import Ledger
 
 CANDIDATES = {  # batch, learning rate
     "dense": ((128, 1e-3), (128, 2e-3), (128, 4e-3)),
-    "cnn": ((128, 1e-3), (128, 2e-3), (128, 4e-3), (32, 1e-3), (32, 2e-3)),
+    "cnn": ((128, 1e-3), (128, 2e-3), (128, 4e-3), (32, 1e-3), (32, 2e-3), (32, 4e-3)),
     "runtime": ((128, 3e-4), (128, 1e-3), (512, 1e-3)),
 }
 EPOCHS = {"dense": 30, "cnn": 4}

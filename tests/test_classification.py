@@ -99,7 +99,7 @@ def test_finished_networks_are_not_trained_again(small, tmp_path, monkeypatch):
     options = {"models": ["dense"], "seeds": 1, "quick": True, "out": tmp_path}
     reproduce(**options, alphas=[1.0])
     trained = []
-    monkeypatch.setattr(classification, "run", lambda unit, *rest: trained.append(unit) or run(unit, *rest))
+    monkeypatch.setattr(classification, "run", lambda unit, *rest, **options: trained.append(unit) or run(unit, *rest))
     reproduce(**options, alphas=[1.0, 0.0])
     assert [(unit.method, unit.alpha) for unit in trained] == [("bbalpha", 0.0)]
     with pytest.raises(ValueError, match="a quick run where a whole run"):
@@ -140,6 +140,9 @@ def test_the_command_on_real_digits(data_dir, tmp_path):
     assert len(ends) == 4
     assert all(row["accuracy"] > 0.7 for row in ends)
     assert (tmp_path / "classification/dense.png").stat().st_size > 10_000
+    done = CliRunner().invoke(app, [*command[:-1], str(tmp_path / "two"), "--jobs", "2"])
+    assert done.exit_code == 0, done.output
+    assert timeless(results.read(tmp_path / "two/classification/dense.json")["rows"]) == timeless(content["rows"])
 
 
 @pytest.mark.slow

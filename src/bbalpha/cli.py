@@ -130,6 +130,7 @@ def reproduce_classification(
     models: Annotated[str, typer.Option(help="With commas.")] = "dense,cnn",
     alphas: Annotated[str, typer.Option(help="With commas.")] = "0,0.5,1",
     seeds: Annotated[int, typer.Option(min=1, help="How many networks of each kind.")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="Networks trained side by side, each on one thread.")] = 1,
     quick: _Quick = False,
     out: _Out = Path("results"),
 ) -> None:
@@ -138,7 +139,7 @@ def reproduce_classification(
         from bbalpha.experiments.classification import reproduce
 
         chosen = [_number("--alphas", a) for a in _listed(alphas)]
-        done = reproduce(models=_listed(models), alphas=chosen, seeds=seeds, quick=quick, out=out)
+        done = reproduce(models=_listed(models), alphas=chosen, seeds=seeds, jobs=jobs, quick=quick, out=out)
     typer.echo(done)
 
 

@@ -3,16 +3,19 @@
 Beside the alpha networks stand MC dropout (alpha = 0 with one pass a step) and the plain network. Test accuracy and
 total log-likelihood over the epochs; calibration, found errors and found strangers (notMNIST) at the end.
 
-    bbalpha reproduce classification --models dense --alphas 0,0.5,1 --seeds 3
+    bbalpha reproduce classification --models dense --alphas 0,0.5,1 --seeds 3 --jobs 2
 
-One network is one unit of work. A run that was cut off goes on: whole networks are in the results file, the epochs of
-an unfinished one in `<out>/.state`.
+One network is one unit of work; --jobs of them are trained side by side. A run that was cut off goes on: whole networks
+are in the results file, the epochs of unfinished ones in `<out>/.state`.
 """
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -55,7 +58,7 @@ class Config:
     n_test: int | None = None
 
 
-CONFIGS = {"dense": Config(learning_rate=2e-3, epochs=30), "cnn": Config(learning_rate=1e-3, epochs=12)}
+CONFIGS = {"dense": Config(learning_rate=2e-3, epochs=30), "cnn": Config(learning_rate=2e-3, batch_size=32, epochs=12)}
 QUICK = {
     "dense": Config(learning_rate=2e-3, epochs=2, every=1, n_train=5000, n_test=1000),
     "cnn": Config(learning_rate=1e-3, epochs=1, every=1, n_train=5000, n_test=500),
@@ -115,7 +118,7 @@ def network(model: str, *, dropout: float = 0.5) -> nn.Sequential:
     return mlp([784, 100, 100, 10], dropout=dropout) if model == "dense" else cnn(dropout=dropout)
 
 
-def run(unit: Unit, config: Config, digits: Digits, folder: Path) -> list[Row]:
+def run(unit: Unit, config: Config, digits: Digits, folder: Path, *, progress: bool = False) -> list[Row]:
     """Train and test one network; a row an epoch.
 
     Args:
@@ -123,23 +126,29 @@ def run(unit: Unit, config: Config, digits: Digits, folder: Path) -> list[Row]:
         config: How.
         digits: On what.
         folder: For the state of the run, taken up if there is one.
+        progress: Show a bar of its epochs on terminals.
     """
     with torch.random.fork_rng():
         torch.manual_seed(unit.seed)
         net = network(unit.model, dropout=0.0 if unit.method == "nn" else 0.5)
     log = _Log(net, unit, config, digits, Ledger(folder / "epochs.json", command=unit.name, seed=unit.seed))
-    train = _train_plain if unit.method == "nn" else _train_dropout
-    train(net, unit, config, digits, folder / "training", log.note)
+    if unit.method == "nn":
+        _train_plain(net, unit, config, digits, folder / "training", log.note)
+    else:
+        _train_dropout(net, unit, config, digits, folder / "training", log.note, progress)
     return log.ledger.rows
 
 
-def reproduce(*, models: Sequence[str], alphas: Sequence[float], seeds: int, quick: bool, out: Path) -> str:
+def reproduce(
+    *, models: Sequence[str], alphas: Sequence[float], seeds: int, jobs: int = 1, quick: bool, out: Path
+) -> str:
     """Run what is missing in `out`/classification/<model>.json, draw the figures, and tell the last scores.
 
     Args:
         models: dense, cnn.
         alphas: Of the alpha networks.
         seeds: Networks of each kind.
+        jobs: Networks trained side by side, each in a process with one thread.
         quick: 5,000 training rows, a few epochs, one seed.
         out: The folder of results.
     """
@@ -150,8 +159,8 @@ def reproduce(*, models: Sequence[str], alphas: Sequence[float], seeds: int, qui
     for model in models:
         path = out / "classification" / f"{model}.json"
         kept = mnist.ledger(path, f"bbalpha reproduce classification --models {model}", quick=quick, seed=0)
-        with mnist.threads(1 if model == "dense" else torch.get_num_threads()):  # small networks are faster so
-            _run_missing(kept, units(model, alphas, 1 if quick else seeds), (QUICK if quick else CONFIGS)[model], out)
+        wanted = units(model, alphas, 1 if quick else seeds)
+        _run_missing(kept, wanted, (QUICK if quick else CONFIGS)[model], jobs, out)
         told.append(f"{path}\n{table(kept.rows)}")
         try:
             told.append(f"{figure(kept.rows, path.with_suffix('.png'))}\n")
@@ -204,11 +213,14 @@ class _Log:
 Note = Callable[[Progress], None]
 
 
-def _train_dropout(net: nn.Module, unit: Unit, config: Config, digits: Digits, folder: Path, note: Note) -> None:
+def _train_dropout(
+    net: nn.Module, unit: Unit, config: Config, digits: Digits, folder: Path, note: Note, progress: bool
+) -> None:
     fit(
         net, (digits.x, digits.y), objective=CrossEntropy(unit.alpha or 0.0), epochs=config.epochs,
         n_passes=unit.n_passes, batch_size=config.batch_size, optimizer=mnist.adam(net, config.learning_rate),
         schedule=cosine, masks=unit.masks or "per_example", checkpoint=folder, callback=note, seed=unit.seed,
+        progress=progress,
     )  # fmt: skip
 
 
@@ -225,19 +237,39 @@ def _train_plain(net: nn.Module, unit: Unit, config: Config, digits: Digits, fol
         trainer.save(folder)
 
 
-def _run_missing(kept: Ledger, wanted: Sequence[Unit], config: Config, out: Path) -> None:
-    missing = [unit for unit in wanted if not kept.has(**asdict(unit))]
-    if not missing:
+def _train(unit: Unit, config: Config, folder: Path, progress: bool = False) -> tuple[list[Row], float]:
+    """The rows of one network, and the seconds they took; in a process of its own, maybe."""
+    start = time.perf_counter()
+    digits = mnist.load(flat=unit.model == "dense", n_train=config.n_train, n_test=config.n_test)
+    with mnist.threads(1):  # small networks are faster so; train several side by side instead
+        rows = run(unit, config, digits, folder, progress=progress)
+    return rows, time.perf_counter() - start
+
+
+def _trained(
+    wanted: Sequence[Unit], config: Config, folders: Sequence[Path], jobs: int
+) -> Iterator[tuple[list[Row], float]]:
+    """What `_train` returns for each, in their order."""
+    if jobs == 1:
+        yield from (_train(unit, config, folder, progress=True) for unit, folder in zip(wanted, folders, strict=True))
         return
-    digits = mnist.load(flat=missing[0].model == "dense", n_train=config.n_train, n_test=config.n_test)
-    with tqdm(missing, unit="net", disable=None) as bar:
-        for unit in bar:
-            bar.set_postfix_str(f"{unit.model}, {unit.label}, seed {unit.seed}")
-            folder = out / ".state" / "classification" / unit.name
-            start = time.perf_counter()
-            rows = run(unit, config, digits, folder)
-            kept.add(rows, seconds=time.perf_counter() - start)
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    try:
+        yield from pool.map(_train, wanted, repeat(config), folders)
+    finally:
+        pool.shutdown(cancel_futures=True)  # nothing new is begun once one has failed
+
+
+def _run_missing(kept: Ledger, wanted: Sequence[Unit], config: Config, jobs: int, out: Path) -> None:
+    missing = [unit for unit in wanted if not kept.has(**asdict(unit))]
+    folders = [out / ".state" / "classification" / unit.name for unit in missing]
+    with tqdm(total=len(missing), unit="net", disable=None) as bar:
+        done = _trained(missing, config, folders, jobs)
+        for unit, folder, (rows, seconds) in zip(missing, folders, done, strict=True):
+            kept.add(rows, seconds=seconds)
             shutil.rmtree(folder)
+            bar.update()
+            bar.set_postfix_str(f"last: {unit.model}, {unit.label}, seed {unit.seed}")
 
 
 # ------------------------------------------------------------------------------ table and figure
