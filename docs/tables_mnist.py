@@ -146,14 +146,14 @@ def chosen():
     used = {m: (c.learning_rate, c.batch_size) for m, c in classification.CONFIGS.items()}
     used["runtime"] = (timing.Config().learning_rate, timing.Config().batch_size)
     lines = ["| | batch | learning rate | epochs | accuracy, % | log-likelihood |", "|---|---|---|---|---|---|"]
-    for r in content["rows"]:
+    for r in sorted(content["rows"], key=lambda r: list(used).index(r["model"])):
         mark = "**" if used[r["model"]] == (r["learning_rate"], r["batch"]) else ""
         ll = f"{mark}{r['total_log_likelihood']:.0f}{mark}"
         lines.append(
             f"| {r['model']} | {r['batch']} | {r['learning_rate']:g} | {r['epoch']:.3g} "
             f"| {100 * r['accuracy']:.2f} | {ll} |"
         )
-    return "\n".join(lines) + f"\n\n{note(content)} Bold: used below."
+    return "\n".join(lines) + f"\n\n{note(content)} Bold: used."
 
 
 # ------------------------------------------------------------------------------ parts

@@ -58,7 +58,7 @@ class Config:
     n_test: int | None = None
 
 
-CONFIGS = {"dense": Config(learning_rate=2e-3, epochs=30), "cnn": Config(learning_rate=2e-3, batch_size=32, epochs=12)}
+CONFIGS = {"dense": Config(learning_rate=2e-3, epochs=30), "cnn": Config(learning_rate=4e-3, batch_size=32, epochs=12)}
 QUICK = {
     "dense": Config(learning_rate=2e-3, epochs=2, every=1, n_train=5000, n_test=1000),
     "cnn": Config(learning_rate=1e-3, epochs=1, every=1, n_train=5000, n_test=500),
