@@ -135,7 +135,7 @@ def test_moments_end_with_the_budget():
         times = runtime.moments(budget)
         assert times[-1] == budget
         assert times == sorted(set(times))
-        assert times[0] <= max(30.0, budget / 4)
+        assert times[0] <= max(15.0, budget / 4)
         assert max(b - a for a, b in zip([0.0, *times], times, strict=False)) <= max(120.0, budget / 2)
 
 

@@ -91,11 +91,11 @@ def moments(budget: float) -> list[float]:
     """The training times, in seconds, after which a way is tested: close together at first, then every two minutes.
 
     >>> moments(100.0), len(moments(1200.0))
-    ([30.0, 60.0, 90.0, 100.0], 15)
+    ([15.0, 30.0, 60.0, 90.0, 100.0], 16)
     """
-    times = [30.0, 60.0, 90.0, *(60.0 * m for m in range(2, 6))]
+    times = [15.0, 30.0, 60.0, 90.0, *(60.0 * m for m in range(2, 6))]
     times += [120.0 * m for m in range(3, int(budget // 120) + 1)]
-    if budget < 60:
+    if budget < 30:
         times = [budget / 4, budget / 2]
     return [*(t for t in times if t < budget), budget]
 
