@@ -1,41 +1,55 @@
 """How the settings of the MNIST experiments were chosen -> results/chosen_mnist.json.
 
-    python benchmarks/choose_mnist.py                  (--parts dense,cnn,runtime; --quick for a test)
+    python benchmarks/choose_mnist.py --jobs 2         (--parts dense,cnn,runtime; --quick for a test)
 
 Candidates are trained on the first 50,000 training rows and scored by the log-likelihood of the last 10,000; no test
-row is seen. dense and cnn: a network with alpha = 0.5 for each batch and learning rate. runtime: shared masks with
-K = 10, after the same minutes of training on one thread. What is in the output is not computed again.
+row is seen. dense and cnn: a network with alpha = 0.5 for each batch, learning rate and length. runtime: shared masks
+with K = 10, after the same minutes of training on one thread. What is in the output is not computed again.
 """
 
 import argparse
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
+
+from tqdm import tqdm
 
 from bbalpha.experiments import classification, mnist, runtime
 from bbalpha.experiments.classification import Unit
+from bbalpha.experiments.mnist import Row
 from bbalpha.experiments.results import Ledger
 
-CANDIDATES = {  # batch, learning rate
-    "dense": ((128, 1e-3), (128, 2e-3), (128, 4e-3)),
-    "cnn": ((128, 1e-3), (128, 2e-3), (128, 4e-3), (32, 1e-3), (32, 2e-3), (32, 4e-3)),
-    "runtime": ((128, 3e-4), (128, 1e-3), (512, 1e-3)),
+NETWORKS = {  # batch, learning rate, epochs
+    "dense": ((128, 1e-3, 30), (128, 2e-3, 30), (128, 4e-3, 30)),
+    "cnn": (
+        *((batch, rate, 4) for batch in (128, 32) for rate in (1e-3, 2e-3, 4e-3)),
+        *((batch, rate, 12) for batch in (128, 32) for rate in (1e-3, 2e-3, 4e-3)),
+    ),
 }
-EPOCHS = {"dense": 30, "cnn": 4}
+STEPS = ((128, 3e-4), (128, 1e-3), (512, 1e-3))  # batch, learning rate
 MINUTES = 6.0
 
 
-def network(model: str, batch: int, rate: float, quick: bool, kept: Ledger) -> None:
+def network(model: str, batch: int, rate: float, epochs: int, quick: bool) -> Row:
+    """The last row of a candidate; in a process of its own, maybe."""
     base = (classification.QUICK if quick else classification.CONFIGS)[model]
-    epochs = base.epochs if quick else EPOCHS[model]
     config = replace(base, batch_size=batch, learning_rate=rate, epochs=epochs, every=epochs)
-    if kept.has(model=model, batch=batch, learning_rate=rate, epoch=epochs):
-        return
     digits = mnist.load(flat=model == "dense", n_train=config.n_train, n_test=config.n_test, validation=True)
     unit = Unit(model, "bbalpha", 0.5, "per_example", 10, seed=0)
     with tempfile.TemporaryDirectory() as folder, mnist.threads(1):
         row = classification.run(unit, config, digits, Path(folder))[-1]
-    kept.add([row | {"learning_rate": rate, "batch": batch}], seconds=row["seconds"])
+    return row | {"learning_rate": rate, "batch": batch}
+
+
+def networks(model: str, quick: bool, jobs: int, kept: Ledger) -> None:
+    wanted = [(batch, rate, 2) for batch, rate, _ in NETWORKS[model][:1]] if quick else NETWORKS[model]
+    missing = [c for c in wanted if not kept.has(model=model, batch=c[0], learning_rate=c[1], epoch=c[2])]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(network, model, *candidate, quick) for candidate in missing]
+        for done in tqdm(futures, unit="net", desc=model, disable=None):
+            kept.add([done.result()], seconds=done.result()["seconds"])
 
 
 def steps(batch: int, rate: float, quick: bool, kept: Ledger) -> None:
@@ -54,16 +68,17 @@ def steps(batch: int, rate: float, quick: bool, kept: Ledger) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default="dense,cnn,runtime", help="with commas")
+    parser.add_argument("--jobs", type=int, default=1, help="networks trained side by side, on one thread each")
     parser.add_argument("--quick", action="store_true", help="5,000 rows")
     parser.add_argument("--out", type=Path, default=Path("results/chosen_mnist.json"))
     options = parser.parse_args()
     kept = mnist.ledger(options.out, "python benchmarks/choose_mnist.py", quick=options.quick, seed=0)
     for part in options.parts.split(","):
-        for batch, rate in CANDIDATES[part][: 1 if options.quick else None]:
-            if part == "runtime":
-                steps(batch, rate, options.quick, kept)
-            else:
-                network(part, batch, rate, options.quick, kept)
+        if part != "runtime":
+            networks(part, options.quick, options.jobs, kept)
+            continue
+        for batch, rate in STEPS[: 1 if options.quick else None]:
+            steps(batch, rate, options.quick, kept)
     for row in kept.rows:
         print({k: row[k] for k in ("model", "learning_rate", "batch", "epoch", "accuracy", "total_log_likelihood")})
 

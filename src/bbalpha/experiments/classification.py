@@ -39,8 +39,8 @@ class Config:
     """How the networks of a model are trained and tested.
 
     Attributes:
-        learning_rate: Of Adam at the start; it falls to 0 along half a cosine. Chosen, as the number of epochs, by
-            the log-likelihood of held-out training rows: docs/mnist.md.
+        learning_rate: Of Adam at the start; it falls to 0 along half a cosine. Chosen, as the batch size, by the
+            log-likelihood of held-out training rows: docs/mnist.md.
         epochs: Times through the training rows.
         batch_size: Rows a step.
         n_predict_passes: K at test time, masks shared by the test rows.
