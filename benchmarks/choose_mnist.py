@@ -11,6 +11,7 @@ import argparse
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -32,8 +33,9 @@ STEPS = ((128, 3e-4), (128, 1e-3), (512, 1e-3))  # batch, learning rate
 MINUTES = 6.0
 
 
-def network(model: str, batch: int, rate: float, epochs: int, quick: bool) -> Row:
-    """The last row of a candidate; in a process of its own, maybe."""
+def network(model: str, quick: bool, candidate: tuple[int, float, int]) -> Row:
+    """The last row of a candidate, in a process of its own."""
+    batch, rate, epochs = candidate
     base = (classification.QUICK if quick else classification.CONFIGS)[model]
     config = replace(base, batch_size=batch, learning_rate=rate, epochs=epochs, every=epochs)
     digits = mnist.load(flat=model == "dense", n_train=config.n_train, n_test=config.n_test, validation=True)
@@ -47,9 +49,9 @@ def networks(model: str, quick: bool, jobs: int, kept: Ledger) -> None:
     wanted = [(batch, rate, 2) for batch, rate, _ in NETWORKS[model][:1]] if quick else NETWORKS[model]
     missing = [c for c in wanted if not kept.has(model=model, batch=c[0], learning_rate=c[1], epoch=c[2])]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(network, model, *candidate, quick) for candidate in missing]
-        for done in tqdm(futures, unit="net", desc=model, disable=None):
-            kept.add([done.result()], seconds=done.result()["seconds"])
+        rows = pool.map(partial(network, model, quick), missing)  # nothing new is begun once one has failed
+        for row in tqdm(rows, total=len(missing), unit="net", desc=model, disable=None):
+            kept.add([row], seconds=row["seconds"])
 
 
 def steps(batch: int, rate: float, quick: bool, kept: Ledger) -> None:
@@ -72,6 +74,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="5,000 rows")
     parser.add_argument("--out", type=Path, default=Path("results/chosen_mnist.json"))
     options = parser.parse_args()
+    unknown = set(options.parts.split(",")) - {*NETWORKS, "runtime"}
+    if unknown:
+        parser.error(f"--parts must be some of dense, cnn, runtime; got {', '.join(sorted(unknown))}.")
     kept = mnist.ledger(options.out, "python benchmarks/choose_mnist.py", quick=options.quick, seed=0)
     for part in options.parts.split(","):
         if part != "runtime":
