@@ -27,6 +27,9 @@ NETWORKS = {  # batch, learning rate, epochs
     "cnn": (
         *((batch, rate, 4) for batch in (128, 32) for rate in (1e-3, 2e-3, 4e-3)),
         *((batch, rate, 12) for batch in (128, 32) for rate in (1e-3, 2e-3, 4e-3)),
+        (32, 4e-3, 24),  # the best of 12, longer; and beyond the highest rate, which was the best
+        (128, 8e-3, 12),
+        (32, 8e-3, 12),
     ),
 }
 STEPS = ((128, 3e-4), (128, 1e-3), (512, 1e-3))  # batch, learning rate

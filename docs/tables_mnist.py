@@ -143,11 +143,12 @@ def masks_by_time():
 def chosen():
     """What was tried on held-out training rows; bold is what the experiments use."""
     content = read("chosen_mnist.json")
-    used = {m: (c.learning_rate, c.batch_size) for m, c in classification.CONFIGS.items()}
-    used["runtime"] = (timing.Config().learning_rate, timing.Config().batch_size)
+    used = {m: (c.learning_rate, c.batch_size, c.epochs) for m, c in classification.CONFIGS.items()}
+    used["runtime"] = (timing.Config().learning_rate, timing.Config().batch_size)  # as far as it comes in its time
     lines = ["| | batch | learning rate | epochs | accuracy, % | log-likelihood |", "|---|---|---|---|---|---|"]
-    for r in sorted(content["rows"], key=lambda r: list(used).index(r["model"])):
-        mark = "**" if used[r["model"]] == (r["learning_rate"], r["batch"]) else ""
+    for r in sorted(content["rows"], key=lambda r: (list(used).index(r["model"]), r["epoch"])):
+        settings = (r["learning_rate"], r["batch"], r["epoch"])
+        mark = "**" if settings[: len(used[r["model"]])] == used[r["model"]] else ""
         ll = f"{mark}{r['total_log_likelihood']:.0f}{mark}"
         lines.append(
             f"| {r['model']} | {r['batch']} | {r['learning_rate']:g} | {r['epoch']:.3g} "
