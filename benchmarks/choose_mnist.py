@@ -3,8 +3,9 @@
     python benchmarks/choose_mnist.py --jobs 2         (--parts dense,cnn,runtime; --quick for a test)
 
 Candidates are trained on the first 50,000 training rows and scored by the log-likelihood of the last 10,000; no test
-row is seen. dense and cnn: a network with alpha = 0.5 for each batch, learning rate and length. runtime: shared masks
-with K = 10, after the same minutes of training on one thread. What is in the output is not computed again.
+row is seen. dense and cnn: a network with alpha = 0.5 for each batch, learning rate, length and warm-up, three for the
+best of the CNN. runtime: shared masks with K = 10, after the same minutes of training on one thread. What is in the
+output is not computed again.
 """
 
 import argparse
@@ -22,35 +23,44 @@ from bbalpha.experiments.classification import Unit
 from bbalpha.experiments.mnist import Row
 from bbalpha.experiments.results import Ledger
 
-NETWORKS = {  # batch, learning rate, epochs
-    "dense": ((128, 1e-3, 30), (128, 2e-3, 30), (128, 4e-3, 30)),
+Candidate = tuple[int, float, int, float | None, int]  # batch, learning rate, epochs, warm-up, seed
+NETWORKS: dict[str, tuple[Candidate, ...]] = {
+    "dense": tuple((128, rate, 30, None, 0) for rate in (1e-3, 2e-3, 4e-3)),
     "cnn": (
-        *((batch, rate, 4) for batch in (128, 32) for rate in (1e-3, 2e-3, 4e-3)),
-        *((batch, rate, 12) for batch in (128, 32) for rate in (1e-3, 2e-3, 4e-3)),
-        (32, 4e-3, 24),  # the best of 12, longer; and beyond the highest rate, which was the best
-        (128, 8e-3, 12),
-        (32, 8e-3, 12),
+        *((batch, rate, epochs, None, 0) for epochs in (4, 12) for batch in (128, 32) for rate in (1e-3, 2e-3, 4e-3)),
+        (32, 4e-3, 24, None, 0),  # the best of 12 epochs, longer; and beyond the highest rate, which was the best
+        (128, 8e-3, 12, None, 0),
+        (32, 8e-3, 12, None, 0),
+        (32, 4e-3, 12, 0.1, 0),
+        (32, 2e-3, 12, 0.1, 0),
+        (32, 4e-3, 8, 0.1, 0),
+        *(
+            (32, 4e-3, epochs, warm_up, seed)
+            for seed in (1, 2)
+            for epochs, warm_up in ((8, 0.1), (12, 0.1), (12, None))
+        ),
     ),
 }
 STEPS = ((128, 3e-4), (128, 1e-3), (512, 1e-3))  # batch, learning rate
 MINUTES = 6.0
 
 
-def network(model: str, quick: bool, candidate: tuple[int, float, int]) -> Row:
+def network(model: str, quick: bool, candidate: Candidate) -> Row:
     """The last row of a candidate, in a process of its own."""
-    batch, rate, epochs = candidate
+    batch, rate, epochs, warm_up, seed = candidate
     base = (classification.QUICK if quick else classification.CONFIGS)[model]
-    config = replace(base, batch_size=batch, learning_rate=rate, epochs=epochs, every=epochs)
+    config = replace(base, batch_size=batch, learning_rate=rate, epochs=epochs, warm_up=warm_up, every=epochs)
     digits = mnist.load(flat=model == "dense", n_train=config.n_train, n_test=config.n_test, validation=True)
-    unit = Unit(model, "bbalpha", 0.5, "per_example", 10, seed=0)
+    unit = Unit(model, "bbalpha", 0.5, "per_example", 10, seed)
     with tempfile.TemporaryDirectory() as folder, mnist.threads(1):
         row = classification.run(unit, config, digits, Path(folder))[-1]
-    return row | {"learning_rate": rate, "batch": batch}
+    return row | {"learning_rate": rate, "batch": batch, "warm_up": warm_up}
 
 
 def networks(model: str, quick: bool, jobs: int, kept: Ledger) -> None:
-    wanted = [(batch, rate, 2) for batch, rate, _ in NETWORKS[model][:1]] if quick else NETWORKS[model]
-    missing = [c for c in wanted if not kept.has(model=model, batch=c[0], learning_rate=c[1], epoch=c[2])]
+    wanted = ((128, 1e-3, 2, None, 0),) if quick else NETWORKS[model]
+    names = ("batch", "learning_rate", "epoch", "warm_up", "seed")
+    missing = [c for c in wanted if not kept.has(model=model, **dict(zip(names, c, strict=True)))]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         rows = pool.map(partial(network, model, quick), missing)  # nothing new is begun once one has failed
         for row in tqdm(rows, total=len(missing), unit="net", desc=model, disable=None):

@@ -143,18 +143,45 @@ def masks_by_time():
 def chosen():
     """What was tried on held-out training rows; bold is what the experiments use."""
     content = read("chosen_mnist.json")
-    used = {m: (c.learning_rate, c.batch_size, c.epochs) for m, c in classification.CONFIGS.items()}
-    used["runtime"] = (timing.Config().learning_rate, timing.Config().batch_size)  # as far as it comes in its time
-    lines = ["| | batch | learning rate | epochs | accuracy, % | log-likelihood |", "|---|---|---|---|---|---|"]
-    for r in sorted(content["rows"], key=lambda r: (list(used).index(r["model"]), r["epoch"])):
-        settings = (r["learning_rate"], r["batch"], r["epoch"])
-        mark = "**" if settings[: len(used[r["model"]])] == used[r["model"]] else ""
-        ll = f"{mark}{r['total_log_likelihood']:.0f}{mark}"
+    used = {(m, c.epochs, c.batch_size, c.learning_rate, c.warm_up) for m, c in classification.CONFIGS.items()}
+    of_time = timing.Config()
+    found = {}
+    for r in content["rows"]:
+        key = (r["model"], r["epoch"], r["batch"], r["learning_rate"], r.get("warm_up"))
+        if r["model"] == "runtime" and (r["batch"], r["learning_rate"]) == (of_time.batch_size, of_time.learning_rate):
+            used.add(key)  # as many epochs as its time allows
+        found.setdefault(key, []).append(r)
+    lines = [
+        "| | epochs | batch | learning rate | warm-up, % | networks | accuracy, % | log-likelihood |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for key, rows in sorted(
+        found.items(), key=lambda item: (("dense", "cnn", "runtime").index(item[0][0]), item[0][1])
+    ):
+        model, epochs, batch, rate, warm_up = key
+        mark = "**" if key in used else ""
+        share = f"{100 * warm_up:.0f}" if warm_up else ""
         lines.append(
-            f"| {r['model']} | {r['batch']} | {r['learning_rate']:g} | {r['epoch']:.3g} "
-            f"| {100 * r['accuracy']:.2f} | {ll} |"
+            f"| {model} | {epochs:.3g} | {batch} | {rate:g} | {share} | {len(rows)} "
+            f"| {cell(rows, 'accuracy', 100, 2)} | {mark}{cell(rows, 'total_log_likelihood', 1, 0)}{mark} |"
         )
     return "\n".join(lines) + f"\n\n{note(content)} Bold: used."
+
+
+def dead():
+    """Filters and units that are dead after an epoch, a column a seed."""
+    content = read("dead_units.json")
+    found = {}
+    for r in content["rows"]:
+        found.setdefault((r["warm_up"], r["layer"], r["units"]), []).append(r["dead"])
+    count = max(map(len, found.values()))
+    lines = [
+        "| warm-up, % | layer | units | " + " | ".join(f"dead, seed {i}" for i in range(count)) + " |",
+        "|---|---|---|" + "---|" * count,
+    ]
+    for (warm_up, layer, units), values in sorted(found.items(), key=lambda item: item[0][0] or 0):
+        lines.append(f"| {100 * (warm_up or 0):.0f} | {layer} | {units} | " + " | ".join(map(str, values)) + " |")
+    return "\n".join(lines) + f"\n\n{note(content)}"
 
 
 # ------------------------------------------------------------------------------ parts
@@ -186,7 +213,7 @@ def cell(rows, score, factor, digits):
     if not values:
         return ""
     mean, error = mean_error(values)
-    return f"{mean:.{digits}f} ± {error:.{digits}f}"
+    return f"{mean:.{digits}f} ± {error:.{digits}f}" if len(values) > 1 else f"{mean:.{digits}f}"
 
 
 def against(found, label, other):

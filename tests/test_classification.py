@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from typer.testing import CliRunner
 from bbalpha.cli import app
 from bbalpha.experiments import classification, mnist, results
 from bbalpha.experiments.classification import Config, Unit, reproduce, run, units
+from bbalpha.training import cosine
 
 TINY = Config(learning_rate=3e-3, epochs=3, batch_size=50, n_predict_passes=10, every=2)
 
@@ -38,6 +40,20 @@ def test_a_row_an_epoch_with_everything_in_the_last(unit, digits, tmp_path):
     assert (rows[2]["auroc_ood_mi"] is None) == (unit.method == "nn")
     wanted = "model method alpha masks n_passes seed epoch seconds accuracy total_log_likelihood ece auroc_error"
     assert set(wanted.split()) < rows[2].keys()
+
+
+def test_the_rate_rises_and_falls():
+    config = Config(learning_rate=1.0, epochs=10, warm_up=0.2)
+    assert [config.schedule(share) for share in (0.0, 0.1, 0.2, 0.6, 1.0)] == pytest.approx(
+        [0.0, 0.5 * cosine(0.1), cosine(0.2), cosine(0.6), 0.0]
+    )
+    assert replace(config, warm_up=None).schedule(0.0) == 1.0
+
+
+@pytest.mark.parametrize("unit", units("dense", [0.5], 1), ids=lambda unit: unit.label)
+def test_every_network_is_warmed_up(unit, digits, tmp_path):
+    rows = run(unit, replace(TINY, warm_up=1e9), digits, tmp_path)  # the rate stays next to 0
+    assert rows[-1]["loss"] == pytest.approx(rows[0]["loss"], rel=0.02)
 
 
 def test_what_the_units_are():

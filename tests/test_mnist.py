@@ -139,3 +139,14 @@ def test_settings_are_chosen_by_a_command(data_dir, tmp_path):
         subprocess.run(command, check=True, cwd=root, capture_output=True)
         rows = results.read(out)["rows"]
         assert [(row["model"], row["learning_rate"]) for row in rows] == [("dense", 1e-3), ("runtime", 3e-4)]
+
+
+@pytest.mark.slow
+def test_dead_units_are_counted_by_a_command(data_dir, tmp_path):
+    root, out = Path(__file__).resolve().parent.parent, tmp_path / "x.json"
+    command = [sys.executable, "benchmarks/dead_units.py", "--quick", "--out", str(out)]
+    for _ in range(2):  # the second time there is nothing to do
+        subprocess.run(command, check=True, cwd=root, capture_output=True)
+        rows = results.read(out)["rows"]
+        assert [(row["warm_up"], row["units"]) for row in rows] == [(w, n) for w in (None, 0.1) for n in (32, 32, 100)]
+        assert all(0 <= row["dead"] < row["units"] for row in rows)

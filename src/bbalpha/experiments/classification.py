@@ -39,9 +39,11 @@ class Config:
     """How the networks of a model are trained and tested.
 
     Attributes:
-        learning_rate: Of Adam at the start; it falls to 0 along half a cosine. Chosen, as the batch size, by the
+        learning_rate: Of Adam; it falls to 0 along half a cosine. Chosen, as the batch size and the warm-up, by the
             log-likelihood of held-out training rows: docs/mnist.md.
         epochs: Times through the training rows.
+        warm_up: The share of training in which the rate also rises from 0 in a line; None has no such part. Without
+            it a high rate kills units of the CNN for good in the first epoch.
         batch_size: Rows a step.
         n_predict_passes: K at test time, masks shared by the test rows.
         every: Epochs between scores; those in between have none.
@@ -51,14 +53,22 @@ class Config:
 
     learning_rate: float
     epochs: int
+    warm_up: float | None = None
     batch_size: int = 128
     n_predict_passes: int = 100
     every: int = 2
     n_train: int | None = None
     n_test: int | None = None
 
+    def schedule(self, share: float) -> float:
+        """What the learning rate is multiplied by after a share of training."""
+        return cosine(share) * (min(1.0, share / self.warm_up) if self.warm_up else 1.0)
 
-CONFIGS = {"dense": Config(learning_rate=2e-3, epochs=30), "cnn": Config(learning_rate=4e-3, batch_size=32, epochs=12)}
+
+CONFIGS = {
+    "dense": Config(learning_rate=2e-3, epochs=30),
+    "cnn": Config(learning_rate=4e-3, epochs=12, warm_up=0.1, batch_size=32),
+}
 QUICK = {
     "dense": Config(learning_rate=2e-3, epochs=2, every=1, n_train=5000, n_test=1000),
     "cnn": Config(learning_rate=1e-3, epochs=1, every=1, n_train=5000, n_test=500),
@@ -219,7 +229,7 @@ def _train_dropout(
     fit(
         net, (digits.x, digits.y), objective=CrossEntropy(unit.alpha or 0.0), epochs=config.epochs,
         n_passes=unit.n_passes, batch_size=config.batch_size, optimizer=mnist.adam(net, config.learning_rate),
-        schedule=cosine, masks=unit.masks or "per_example", checkpoint=folder, callback=note, seed=unit.seed,
+        schedule=config.schedule, masks=unit.masks or "per_example", checkpoint=folder, callback=note, seed=unit.seed,
         progress=progress,
     )  # fmt: skip
 
@@ -232,7 +242,8 @@ def _train_plain(net: nn.Module, unit: Unit, config: Config, digits: Digits, fol
     trainer.resume(folder)
     per_epoch = trainer.steps_an_epoch
     for epoch in range(trainer.n_steps // per_epoch, config.epochs):
-        losses = [trainer.step(cosine(trainer.n_steps / (per_epoch * config.epochs))) for _ in range(per_epoch)]
+        n_steps = per_epoch * config.epochs
+        losses = [trainer.step(config.schedule(trainer.n_steps / n_steps)) for _ in range(per_epoch)]
         note(Progress(epoch + 1, trainer.n_steps, sum(losses) / per_epoch, None))
         trainer.save(folder)
 
