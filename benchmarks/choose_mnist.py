@@ -10,10 +10,8 @@ output is not computed again.
 
 import argparse
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 from tqdm import tqdm
@@ -61,10 +59,9 @@ def networks(model: str, quick: bool, jobs: int, kept: Ledger) -> None:
     wanted = ((128, 1e-3, 2, None, 0),) if quick else NETWORKS[model]
     names = ("batch", "learning_rate", "epoch", "warm_up", "seed")
     missing = [c for c in wanted if not kept.has(model=model, **dict(zip(names, c, strict=True)))]
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        rows = pool.map(partial(network, model, quick), missing)  # nothing new is begun once one has failed
-        for row in tqdm(rows, total=len(missing), unit="net", desc=model, disable=None):
-            kept.add([row], seconds=row["seconds"])
+    rows = mnist.side_by_side(partial(network, model, quick), jobs, missing)
+    for row in tqdm(rows, total=len(missing), unit="net", desc=model, disable=None):
+        kept.add([row], seconds=row["seconds"])
 
 
 def steps(batch: int, rate: float, quick: bool, kept: Ledger) -> None:

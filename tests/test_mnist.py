@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,20 @@ def test_threads_are_as_before():
     with pytest.raises(KeyError, match=str(before + 1)):
         fails()
     assert torch.get_num_threads() == before
+
+
+def slow_mkdir(path):
+    path.mkdir()
+    time.sleep(0.2)
+    return path.name
+
+
+def test_work_is_done_side_by_side_and_ends_with_the_first_failure(tmp_path):
+    names = [f"{i}" for i in range(4)]
+    assert list(mnist.side_by_side(slow_mkdir, 2, [tmp_path / name for name in names])) == names
+    with pytest.raises(FileExistsError):
+        list(mnist.side_by_side(slow_mkdir, 1, [tmp_path / "0", *(tmp_path / f"new{i}" for i in range(10))]))
+    assert len(list(tmp_path.glob("new*"))) < 5  # what was on its way
 
 
 def test_curves_are_drawn_with_their_errors():

@@ -12,10 +12,8 @@ are in the results file, the epochs of unfinished ones in `<out>/.state`.
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -263,12 +261,8 @@ def _trained(
     """What `_train` returns for each, in their order."""
     if jobs == 1:
         yield from (_train(unit, config, folder, progress=True) for unit, folder in zip(wanted, folders, strict=True))
-        return
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
-    try:
-        yield from pool.map(_train, wanted, repeat(config), folders)
-    finally:
-        pool.shutdown(cancel_futures=True)  # nothing new is begun once one has failed
+    else:
+        yield from mnist.side_by_side(_train, jobs, wanted, repeat(config), folders)
 
 
 def _run_missing(kept: Ledger, wanted: Sequence[Unit], config: Config, jobs: int, out: Path) -> None:

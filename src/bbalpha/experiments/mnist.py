@@ -7,11 +7,13 @@ trainer.step()                                                            # trai
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Row = dict[str, Any]
+_T = TypeVar("_T")
 WEIGHT_DECAY = 2e-6  # the authors' Keras l2(1e-6) on kernels: its gradient has a factor of 2
 N_HELD_OUT = 10_000  # the last rows of training, on which settings are chosen
 
@@ -207,7 +210,7 @@ def mean_error(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), error
 
 
-# ------------------------------------------------------------------------------ files, threads, curves
+# ------------------------------------------------------------------------------ files, threads, processes, curves
 
 
 def ledger(path: Path, command: str, *, quick: bool, seed: int) -> results.Ledger:
@@ -230,6 +233,12 @@ def threads(n: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def side_by_side(function: Callable[..., _T], jobs: int, *arguments: Iterable[Any]) -> Iterator[_T]:
+    """`map` in so many processes, the results in their order; nothing new is begun once one has failed."""
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(function, *arguments)
 
 
 Curve = tuple[Sequence[float], Sequence[float], Sequence[float]]  # places, means, standard errors
