@@ -2,7 +2,7 @@
 
     python benchmarks/dead_units.py                    (--quick for a test)
 
-Dead: its ReLU gives 0 for each of the first 10,000 training digits, dropout off. From then on it gets no gradient. With
+Dead: its ReLU gives 0 for each of the first 10,000 training digits, dropout off, and so it gets no gradient. With
 and without the warm-up of the learning rate, all else as in `bbalpha reproduce classification --models cnn`, alpha =
 0.5. What is in the output is not computed again.
 """

@@ -239,8 +239,8 @@ def _train_plain(net: nn.Module, unit: Unit, config: Config, digits: Digits, fol
     )
     trainer.resume(folder)
     per_epoch = trainer.steps_an_epoch
+    n_steps = per_epoch * config.epochs
     for epoch in range(trainer.n_steps // per_epoch, config.epochs):
-        n_steps = per_epoch * config.epochs
         losses = [trainer.step(config.schedule(trainer.n_steps / n_steps)) for _ in range(per_epoch)]
         note(Progress(epoch + 1, trainer.n_steps, sum(losses) / per_epoch, None))
         trainer.save(folder)
