@@ -106,7 +106,7 @@ def test_a_run_that_was_cut_off_gives_the_same_rows(small, tmp_path, monkeypatch
     assert len(whole["rows"]) == 4 * TINY.epochs
     assert len(calls) == 4 * TINY.epochs + 3  # one epoch was repeated after every cut, no more
     assert {method for method, _ in calls} == {"bbalpha", "mc-dropout", "nn"}
-    assert not list((tmp_path / "cut/.state/classification").iterdir())
+    assert [list(folder.iterdir()) for folder in (tmp_path / "cut/.state").iterdir()] == [[]]
     assert str(tmp_path / "cut/classification/dense.png") in text
     assert "alpha = 0.5, shared masks" in text
 
@@ -122,6 +122,32 @@ def test_finished_networks_are_not_trained_again(small, tmp_path, monkeypatch):
         reproduce(**options | {"quick": False}, alphas=[1.0])
     with pytest.raises(ValueError, match="some of dense, cnn; got rnn"):
         reproduce(**options | {"models": ["rnn"]}, alphas=[1.0])
+
+
+def test_networks_of_other_settings_are_not_gone_on_with(small, tmp_path, monkeypatch):
+    options = {"models": ["dense"], "alphas": [0.5], "seeds": 1, "quick": True}
+    other = replace(TINY, learning_rate=1e-3)
+    with monkeypatch.context() as patch:
+        patch.setitem(classification.QUICK, "dense", other)
+        reproduce(**options, out=tmp_path / "whole")
+    note = classification._Log.note
+
+    def cut(log, progress):
+        if progress.epoch == 2:
+            raise KeyboardInterrupt
+        note(log, progress)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(classification._Log, "note", cut)
+        with pytest.raises(KeyboardInterrupt):
+            reproduce(**options, out=tmp_path / "cut")
+    monkeypatch.setitem(classification.QUICK, "dense", other)
+    reproduce(**options, out=tmp_path / "cut")
+    whole, again = (results.read(tmp_path / out / "classification/dense.json") for out in ("whole", "cut"))
+    assert timeless(again["rows"]) == timeless(whole["rows"])
+    monkeypatch.setitem(classification.QUICK, "dense", TINY)
+    with pytest.raises(ValueError, match=r"results of learning_rate 0.003; .* has learning_rate 0.001"):
+        reproduce(**options, out=tmp_path / "cut")
 
 
 def rows_of(label_alpha, values):

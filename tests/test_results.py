@@ -36,11 +36,29 @@ def test_a_ledger_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
     assert [r["alpha"] for r in content["rows"]] == [0.5, 0.0]
     assert content["seconds"] == 9
     assert content["seconds_of"] == {"fit": 7}
-    with pytest.raises(ValueError, match="seed, 2"):
+    with pytest.raises(ValueError, match=r"results of seed 2; .* has seed 1: delete it"):
         results.Ledger(tmp_path / "x.json", command="make x", seed=2)
     monkeypatch.setattr(results, "versions", lambda: {"torch": "0"})
     with pytest.raises(ValueError, match="delete it, or give another"):
         results.Ledger(tmp_path / "x.json", command="make x", seed=1)
+
+
+def test_a_ledger_of_other_settings_is_refused(tmp_path):
+    def ledger(**settings):
+        return results.Ledger(tmp_path / "x.json", command="make x", seed=1, settings=settings)
+
+    ledger(rate=0.1, widths=(2, 3)).add([{"a": 1}], seconds=1)
+    ledger(rate=0.1, widths=(2, 3)).add([{"a": 2}], seconds=1)
+    content = results.read(tmp_path / "x.json")
+    assert content["settings"] == {"rate": 0.1, "widths": [2, 3]}
+    assert content["rows"] == [{"a": 1}, {"a": 2}]
+    with pytest.raises(ValueError, match=r"results of rate 0.2, decay 1; .* has rate 0.1, decay None: delete it"):
+        ledger(rate=0.2, widths=(2, 3), decay=1)
+    with pytest.raises(ValueError, match=r"has rate 0.1, widths \[2, 3\]"):
+        ledger()
+    results.write(tmp_path / "x.json", command="make x", seed=1, seconds=1, rows=[])
+    ledger(rate=0.2).add([{"a": 3}], seconds=1)  # begun without: that its rows are of these cannot be known
+    assert "settings" not in results.read(tmp_path / "x.json")
 
 
 def test_tables_are_those_of_the_results():

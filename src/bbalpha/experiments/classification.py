@@ -166,9 +166,10 @@ def reproduce(
     told = []
     for model in models:
         path = out / "classification" / f"{model}.json"
-        kept = mnist.ledger(path, f"bbalpha reproduce classification --models {model}", quick=quick, seed=0)
-        wanted = units(model, alphas, 1 if quick else seeds)
-        _run_missing(kept, wanted, (QUICK if quick else CONFIGS)[model], jobs, out)
+        config = (QUICK if quick else CONFIGS)[model]
+        command = f"bbalpha reproduce classification --models {model}"
+        kept = mnist.ledger(path, command, quick=quick, seed=0, settings=asdict(config))
+        _run_missing(kept, units(model, alphas, 1 if quick else seeds), config, jobs, out)
         told.append(f"{path}\n{table(kept.rows)}")
         try:
             told.append(f"{figure(kept.rows, path.with_suffix('.png'))}\n")
@@ -267,7 +268,8 @@ def _trained(
 
 def _run_missing(kept: Ledger, wanted: Sequence[Unit], config: Config, jobs: int, out: Path) -> None:
     missing = [unit for unit in wanted if not kept.has(**asdict(unit))]
-    folders = [out / ".state" / "classification" / unit.name for unit in missing]
+    state = mnist.state(out, "classification", asdict(config))
+    folders = [state / unit.name for unit in missing]
     with tqdm(total=len(missing), unit="net", disable=None) as bar:
         done = _trained(missing, config, folders, jobs)
         for unit, folder, (rows, seconds) in zip(missing, folders, done, strict=True):

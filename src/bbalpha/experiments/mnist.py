@@ -5,6 +5,8 @@ trainer = Trainer(net, (digits.x, digits.y), passes=plain, objective=CrossEntrop
 trainer.step()                                                            # trainer.seconds counts steps alone
 """
 
+import hashlib
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -213,7 +215,9 @@ def mean_error(values: Sequence[float]) -> tuple[float, float]:
 # ------------------------------------------------------------------------------ files, threads, processes, curves
 
 
-def ledger(path: Path, command: str, *, quick: bool, seed: int) -> results.Ledger:
+def ledger(
+    path: Path, command: str, *, quick: bool, seed: int, settings: Mapping[str, Any] | None = None
+) -> results.Ledger:
     """The results of an experiment; a quick run and a whole one do not go into the same file."""
     if path.exists() and ("--quick" in results.read(path)["command"]) != quick:
         kinds = ("a whole run", "a quick run") if quick else ("a quick run", "a whole run")
@@ -221,7 +225,13 @@ def ledger(path: Path, command: str, *, quick: bool, seed: int) -> results.Ledge
             f"`out` must not hold results of {kinds[0]} where {kinds[1]} is to go; got {path}: "
             "delete it, or give another --out."
         )
-    return results.Ledger(path, command=command + (" --quick" if quick else ""), seed=seed)
+    return results.Ledger(path, command=command + (" --quick" if quick else ""), seed=seed, settings=settings)
+
+
+def state(out: Path, experiment: str, settings: Mapping[str, Any]) -> Path:
+    """The folder of unfinished networks; other settings have another, so that none goes on with them by mistake."""
+    mark = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    return out / ".state" / f"{experiment}-{mark}"
 
 
 @contextmanager

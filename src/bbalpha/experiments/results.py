@@ -8,7 +8,7 @@ A long run keeps a `Ledger`: rows are on disk as soon as they are known, and a r
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ PACKAGES = ("bbalpha", "torch", "numpy", "scikit-learn", "gpytorch", "numpyro", 
 
 def write(
     path: str | Path, *, command: str, seed: int, seconds: float, rows: Sequence[dict[str, Any]],
-    parts: dict[str, float] | None = None,
+    parts: dict[str, float] | None = None, settings: Mapping[str, Any] | None = None,
 ) -> Path:  # fmt: skip
     """The path of the results file, written under a temporary name and renamed.
 
@@ -29,12 +29,15 @@ def write(
         seconds: Wall-clock time of the run.
         rows: Flat records; nan and infinite numbers become null.
         parts: What the seconds went into, where that is known: {method: seconds}.
+        settings: What is the same for all rows, where that is not in the command: {name: value}.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"command": command, "versions": versions(), "seed": seed, "seconds": round(seconds, 1)}
+    content: dict[str, Any] = {"command": command, "versions": versions(), "seed": seed, "seconds": round(seconds, 1)}
     if parts:
         content["seconds_of"] = {part: round(value, 1) for part, value in parts.items()}
+    if settings:
+        content["settings"] = dict(settings)
     lines = ",\n".join("  " + json.dumps({k: _plain(v) for k, v in row.items()}) for row in rows)
     text = json.dumps(content, indent=1)[:-2] + f',\n "rows": [\n{lines}\n ]\n}}\n'
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -58,7 +61,8 @@ class Ledger:
     Args:
         path: The file; rows that it has are kept.
         command: What a person types to get it whole.
-        seed: Of the whole run; a file of another seed, or of other versions, is refused.
+        seed: Of the whole run; a file of another seed, of other versions or of other settings is refused.
+        settings: Of the whole run, {name: what JSON can hold}; a file that was begun without them goes on without.
 
     >>> import tempfile
     >>> ledger = Ledger(tempfile.mkdtemp() + "/x.json", command="make x", seed=0)
@@ -67,20 +71,23 @@ class Ledger:
     (True, False)
     """
 
-    def __init__(self, path: str | Path, *, command: str, seed: int) -> None:
+    def __init__(self, path: str | Path, *, command: str, seed: int, settings: Mapping[str, Any] | None = None) -> None:
         self.path, self.command, self.seed = Path(path), command, seed
+        self.settings: dict[str, Any] = json.loads(json.dumps(dict(settings or {})))  # tuples as lists
         self.rows: list[dict[str, Any]] = []
         self.seconds = 0.0
         self.parts: dict[str, float] = {}
         if self.path.exists():
             content = read(self.path)
-            now = {"seed": seed, "versions": versions()}
-            for name, value in now.items():
-                if content[name] != value:
-                    raise ValueError(
-                        f"`path` must hold results of this {name}, {value}; {self.path} has {content[name]}: "
-                        "delete it, or give another."
-                    )
+            self.settings = self.settings if "settings" in content else {}
+            now = {"seed": seed, **versions(), **self.settings}
+            then = {"seed": content["seed"], **content["versions"], **content.get("settings", {})}
+            other = [name for name in {**now, **then} if now.get(name) != then.get(name)]
+            if other:
+                wanted, got = (", ".join(f"{name} {facts.get(name)}" for name in other) for facts in (now, then))
+                raise ValueError(
+                    f"`path` must hold results of {wanted}; {self.path} has {got}: delete it, or give another."
+                )
             self.rows, self.seconds, self.parts = content["rows"], content["seconds"], content.get("seconds_of", {})
 
     def has(self, **where: Any) -> bool:
@@ -94,7 +101,8 @@ class Ledger:
         if part:
             self.parts[part] = self.parts.get(part, 0.0) + seconds
         write(
-            self.path, command=self.command, seed=self.seed, seconds=self.seconds, rows=self.rows, parts=self.parts
+            self.path, command=self.command, seed=self.seed, seconds=self.seconds, rows=self.rows, parts=self.parts,
+            settings=self.settings,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ minutes or less at a time, so that a machine that is busy for a while is busy fo
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,11 @@ class Config:
     threads: int = 2
     seed: int = 0
     clock: Callable[[], float] = time.perf_counter
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that JSON can hold of it."""
+        return {name: value for name, value in asdict(self).items() if name != "clock"}
 
 
 QUICK = Config(widths=(64, 64), n_predict_passes=20, n_train=5000, n_test=1000, threads=1)
@@ -159,8 +164,8 @@ def reproduce(*, ways: Sequence[str], passes: Sequence[int], minutes: float, qui
     for K in passes:
         pairs = [(way, K) for way in ways or WAYS if K > 1 or way != "shared"]
         command = f"bbalpha reproduce runtime --passes {K} --minutes {minutes:g}"
-        kept = mnist.ledger(folder / f"{K}.json", command, quick=quick, seed=config.seed)
-        _run_missing(pairs, budget, config, kept, out / ".state" / "runtime")
+        kept = mnist.ledger(folder / f"{K}.json", command, quick=quick, seed=config.seed, settings=config.settings)
+        _run_missing(pairs, budget, config, kept, mnist.state(out, "runtime", config.settings))
     content = load(folder)
     told = [f"{folder}\n{table(content['rows'])}"]
     try:
