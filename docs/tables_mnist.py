@@ -49,6 +49,24 @@ def network(model):
     return "\n".join(lines)
 
 
+def warm_up():
+    """Log-likelihoods of the CNN, seed by seed, with and without the warm-up."""
+    share = f"{100 * classification.CONFIGS['cnn'].warm_up:.0f}"
+    contents = {"": read("cnn_without_warm_up.json"), share: read("classification/cnn.json")}
+    count = max(r["seed"] for r in contents[share]["rows"]) + 1
+    lines = [
+        "| | warm-up, % | " + " | ".join(f"seed {i}" for i in range(count)) + " | log-likelihood | accuracy, % |",
+        "|---|---|" + "---|" * (count + 2),
+    ]
+    for label in ("alpha = 0", "alpha = 0.5", "alpha = 1", "MC dropout (K = 1)", "plain network"):
+        for name, content in contents.items():
+            rows = classification.last(classification.kinds(content["rows"])[label])
+            each = " | ".join(f"{r['total_log_likelihood']:.0f}" for r in sorted(rows, key=lambda r: r["seed"]))
+            scores = f"{cell(rows, 'total_log_likelihood', 1, 0)} | {cell(rows, 'accuracy', 100, 2)}"
+            lines.append(f"| {label} | {name} | {each} | {scores} |")
+    return "\n".join(lines) + f"\n\n{note(contents[share])}"
+
+
 def short():
     """The README's table: the networks that were measured, the scores that matter most."""
     columns = [c for c in COLUMNS if c[0] not in ("ece", "auroc_error")]
