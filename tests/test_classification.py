@@ -194,4 +194,4 @@ def test_the_command_with_the_cnn(data_dir, tmp_path):
     assert done.exit_code == 0, done.output
     rows = results.read(tmp_path / "classification/cnn.json")["rows"]
     assert len(rows) == 3
-    assert all(row["accuracy"] > 0.8 for row in rows)
+    assert all(row["accuracy"] > 0.9 for row in rows)

@@ -68,8 +68,8 @@ CONFIGS = {
     "cnn": Config(learning_rate=4e-3, epochs=12, warm_up=0.1, batch_size=32),
 }
 QUICK = {
-    "dense": Config(learning_rate=2e-3, epochs=2, every=1, n_train=5000, n_test=1000),
-    "cnn": Config(learning_rate=1e-3, epochs=1, every=1, n_train=5000, n_test=500),
+    "dense": replace(CONFIGS["dense"], epochs=2, every=1, n_train=5000, n_test=1000),
+    "cnn": replace(CONFIGS["cnn"], epochs=1, every=1, n_train=5000, n_test=500),
 }
 
 
