@@ -52,7 +52,7 @@ def network(model):
 def warm_up():
     """Log-likelihoods of the CNN, seed by seed, with and without the warm-up."""
     share = f"{100 * classification.CONFIGS['cnn'].warm_up:.0f}"
-    contents = {"": read("cnn_without_warm_up.json"), share: read("classification/cnn.json")}
+    contents = {"0": read("cnn_without_warm_up.json"), share: read("classification/cnn.json")}
     count = max(r["seed"] for r in contents[share]["rows"]) + 1
     lines = [
         "| | warm-up, % | " + " | ".join(f"seed {i}" for i in range(count)) + " | log-likelihood | accuracy, % |",

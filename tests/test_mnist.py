@@ -1,3 +1,4 @@
+import importlib.util
 import subprocess
 import sys
 import time
@@ -154,6 +155,25 @@ def test_settings_are_chosen_by_a_command(data_dir, tmp_path):
         subprocess.run(command, check=True, cwd=root, capture_output=True)
         rows = results.read(out)["rows"]
         assert [(row["model"], row["learning_rate"]) for row in rows] == [("dense", 1e-3), ("runtime", 3e-4)]
+
+
+def test_a_unit_is_dead_if_no_digit_wakes_it():
+    path = Path(__file__).resolve().parent.parent / "benchmarks/dead_units.py"
+    spec = importlib.util.spec_from_file_location("dead_units", path)
+    dead_units = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(dead_units)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(6 * 4, 5), nn.ReLU())
+    with torch.no_grad():
+        for layer, bias in ((net[0], [-100.0] * 2 + [1.0] * 4), (net[4], [-100.0] * 3 + [1.0] * 2)):
+            layer.weight *= 0.1
+            layer.bias[:] = torch.tensor(bias)
+    x = torch.rand(8, 1, 4, 4)
+    assert dead_units.dead(net, x) == [(6, 2), (5, 3)]
+    with torch.no_grad():
+        net[0].weight[0], x[7] = 100.0, 1.0  # 9 pixels of weight 100 outweigh the bias, in this one digit
+        net[0].bias[0] = -899.5
+    assert dead_units.dead(net, x) == [(6, 1), (5, 3)]
 
 
 @pytest.mark.slow

@@ -175,7 +175,7 @@ def _mask_entropies(model: nn.Module) -> Iterator[Tensor]:
         for noise in noises:
             if isinstance(noise, ConcreteDropout):
                 idle.pop(noise, None)
-                yield noise.entropy * getattr(layer, "in_channels", layer.weight.shape[1])  # type: ignore
+                yield noise.entropy * getattr(layer, "in_channels", layer.weight.shape[1])  # type: ignore[index]
     if idle:
         raise ValueError(
             f"ConcreteDropout ({next(iter(idle.values())) or 'the model'}) must stand before a Linear or Conv in "
