@@ -1,5 +1,6 @@
 """The sentences themselves are tested where they reach the user, in test_objectives.py."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,3 +28,19 @@ def test_weights_get_the_axes_of_the_values():
 def test_a_learned_precision_keeps_its_gradient():
     tau = torch.ones((), requires_grad=True)
     assert checks.check_precision(tau, torch.zeros(2, 3)).requires_grad
+
+
+def test_whole_numbers_of_numpy_count_and_nonsense_does_not():
+    assert type(checks.check_count("n", np.int64(3))) is int
+    assert checks.check_count("n", 0, least=0) == 0
+    for wrong in (True, 1.0, "3", None, -1, 2**70, float("nan")):
+        with pytest.raises(ValueError, match=r"^`n` must be"):
+            checks.check_count("n", wrong)
+
+
+def test_numbers_within_bounds():
+    assert checks.check_number("x", np.float32(0.5), above=0) == 0.5
+    assert checks.check_number("x", 0, least=0) == 0.0
+    for wrong in (0, -1, float("inf"), float("nan"), "1", True, None):
+        with pytest.raises(ValueError, match=r"^`x` must be a finite number above 0; got"):
+            checks.check_number("x", wrong, above=0)

@@ -4,9 +4,53 @@ check_alpha(float("nan"))        # ValueError: `alpha` must be a finite number; 
 """
 
 import math
+import operator
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no torch module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be a torch.nn.Module; got {type(model).__name__}.")
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """`value` as an int, if it is a whole number (numpy's too) from `least` to 2^31.
+
+    >>> check_count("n_passes", 0)
+    Traceback (most recent call last):
+    ValueError: `n_passes` must be a whole number of at least 1; got 0.
+    """
+    try:
+        count = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = None
+    if count is None or count < least:
+        raise ValueError(f"`{name}` must be a whole number of at least {least}; got {value!r}.")
+    if count > 2**31:
+        raise ValueError(f"`{name}` must be at most 2^31; got {value!r}.")
+    return count
+
+
+def check_number(name: str, value: Any, *, above: float | None = None, least: float | None = None) -> float:
+    """`value` as a float, if it is a finite number (numpy's too) above or at least a bound.
+
+    >>> check_number("learning_rate", -1.0, above=0)
+    Traceback (most recent call last):
+    ValueError: `learning_rate` must be a finite number above 0; got -1.0.
+    """
+    rule = "" if above is None and least is None else f" above {above}" if least is None else f" of at least {least}"
+    try:
+        number = math.nan if isinstance(value, (bool, str)) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    low = (above is not None and not number > above) or (least is not None and not number >= least)
+    if low or not math.isfinite(number):
+        raise ValueError(f"`{name}` must be a finite number{rule}; got {value!r}.")
+    return number
 
 
 def readable(t: Tensor) -> bool:
