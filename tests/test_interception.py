@@ -7,26 +7,31 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bbalpha.drawing import NotStackableError
+from bbalpha.drawing import NotStackableError, Place
 from bbalpha.interception import Interception
 from bbalpha.masks import Passes
 
 N, D, K = 6, 4, 5
 
 
-def single(call, x, *, k=0, **options):
+def first(_):
+    """Rows are on the first axis."""
+    return Place(0)
+
+
+def single(call, x, *, k=0, where=first, **options):
     """Pass k of `call` on `x`."""
-    with Interception(Passes(0, k, 1), len(x), **options):
+    with Interception(Passes(0, k, 1), len(x), where=where, **options):
         return call(x)
 
 
-def stacked(call, x, **options):
-    with Interception(Passes(0, 0, K), len(x), layout="stacked", **options):
+def stacked(call, x, where=first, **options):
+    with Interception(Passes(0, 0, K), len(x), layout="stacked", where=where, **options):
         return call(x.repeat(K, *[1] * (x.ndim - 1))).unflatten(0, (K, len(x)))
 
 
 def vmapped(call, x, **options):
-    mode = Interception(Passes(0, 0, K), len(x), layout="vmapped", **options)
+    mode = Interception(Passes(0, 0, K), len(x), layout="vmapped", where=first, **options)
 
     def one(index):
         mode.index = index
@@ -151,17 +156,6 @@ def test_gradients_past_a_query_that_sees_nothing_are_finite():
     assert q.grad.isfinite().all()
 
 
-def test_attention_weights_have_their_rows_first_whatever_the_input_has():
-    q = torch.randn(1, N, 5, 4).expand(N, N, 5, 4)  # as many heads as rows
-
-    def attend(q):
-        return F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
-
-    out = single(attend, q, shared=True, batch_dim=1)
-    torch.testing.assert_close(out, out[:1].expand_as(out))
-    assert not torch.equal(out[:, 0], out[:, 1])
-
-
 @pytest.mark.parametrize("p", [0.0, 1.0])
 def test_rates_0_and_1_are_not_random(p):
     seen = []
@@ -185,11 +179,11 @@ def test_the_observer_hears_kind_rate_and_whether_it_fired():
     assert math.isclose(seen[3][1], 0.1)
 
 
-@pytest.mark.parametrize("name", ["randperm", "randint", "multinomial"])
+@pytest.mark.parametrize("name", ["randperm", "poisson", "multinomial"])
 def test_draws_for_the_whole_batch_are_refused_where_passes_are_run_together(name):
     calls = {
         "randperm": lambda x: x[torch.randperm(len(x))],
-        "randint": lambda x: x[torch.randint(0, len(x), (len(x),))],
+        "poisson": lambda x: torch.poisson(x.exp()),
         "multinomial": lambda x: x[torch.multinomial(torch.ones(len(x)), 2)],
     }
     x = torch.randn(N, D)
@@ -199,10 +193,30 @@ def test_draws_for_the_whole_batch_are_refused_where_passes_are_run_together(nam
             run(calls[name], x)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [lambda x: torch.multinomial(x.abs() + 1, 2), lambda x: torch.poisson(x.abs() * 5),
+     lambda x: torch.randint(7, (len(x), 9)), lambda x: torch.randint(low=3, high=9, size=(len(x), 9)),
+     lambda x: torch.normal(0.0, 1.0, (len(x), 3)), lambda x: torch.empty(len(x), 9).bernoulli_(torch.full((9,), 0.5))],
+)  # fmt: skip
+def test_equal_rows_share_whatever_is_drawn(call):
+    x = torch.randn(1, D).expand(N, D).clone()
+    out = single(call, x, shared=True)
+    assert torch.equal(out, out[:1].expand_as(out))
+    assert not torch.equal(single(call, x), single(call, x)[:1].expand_as(out))
+
+
+@pytest.mark.parametrize("size", [(7, (5, 3)), (2, 8, (5, 3))])
+def test_randint_is_torchs(size):
+    generator = Passes(0, 0, 1).generators[0]
+    assert torch.equal(single(lambda x: torch.randint(*size), torch.zeros(5, 1)),
+                       torch.randint(*size, generator=generator))  # fmt: skip
+
+
 def test_weights_have_no_rows_to_tell_passes_apart():
     weight = torch.randn(3, D)
     with pytest.raises(NotStackableError, match="no axis of rows"):
-        stacked(lambda x: F.linear(x, F.dropout(weight, 0.5)), torch.randn(N, D))
+        stacked(lambda x: F.linear(x, F.dropout(weight, 0.5)), torch.randn(N, D), where=lambda _: Place(None))
 
 
 def test_a_generator_of_the_models_own_is_used_as_it_is():

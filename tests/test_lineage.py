@@ -12,7 +12,7 @@ W = torch.nn.Parameter(torch.randn(4, 4))
 
 def keep_of(forward):
     """The keep probability of W in `forward(x, W)`."""
-    mode = Lineage(Passes(0, 0, 1), 3, batch_dim=0, observer=lambda *_: None, parameters={"w": W})
+    mode = Lineage(Passes(0, 0, 1), observer=lambda *_: None, where=lambda _: None, parameters={"w": W})
     x = torch.randn(3, 4)
     with torch.no_grad(), mode:
         forward(x, W)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bbalpha.running import merge, row_axis
+from bbalpha.running import merge
 
 
 def test_outputs_of_any_structure_are_merged_leaf_by_leaf():
@@ -17,9 +17,3 @@ def test_outputs_of_any_structure_are_merged_leaf_by_leaf():
 def test_passes_of_other_structure_are_an_error():
     with pytest.raises(ValueError, match="same structure in every pass"):
         merge([torch.zeros(1), (torch.zeros(1), torch.zeros(1))], torch.stack)
-
-
-def test_rows_are_looked_for_where_the_input_has_them_first():
-    assert row_axis(torch.zeros(4, 7, 7, 2), 7, batch_dim=1) == 2
-    assert row_axis(torch.zeros(4, 7, 2), 7, batch_dim=1) == 1
-    assert row_axis(torch.zeros(4, 2), 7, batch_dim=0) is None

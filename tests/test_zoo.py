@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import bbalpha
 import zoo
-from bbalpha import sampling
+from bbalpha import planning
+from bbalpha.inputs import Inputs
 from bbalpha.interception import Interception
 from bbalpha.masks import Passes
 
@@ -32,7 +33,7 @@ def tensors(outputs):
 
 
 def plan_of(model, strategy="auto"):
-    (plan,) = [plan for key, plan in sampling._PLANS[model].items() if strategy in key]
+    (plan,) = [plan for key, (_, plan) in planning._PLANS[model].items() if strategy in key]
     return plan
 
 
@@ -117,8 +118,7 @@ def test_shared_masks_where_rows_are_not_first_inside_whatever_came_before():
 
 
 def _first_row(x, case):
-    inputs = bbalpha.sites.Inputs.of(x, case.batch_dim)
-    return inputs.first(1).x
+    return Inputs.of(x, case.batch_dim).narrow(0, 1).x
 
 
 def test_moments_are_those_of_a_naive_loop(case):
@@ -173,7 +173,7 @@ def test_gradients_are_those_of_the_loop(case):
 def test_an_empty_batch_gives_no_rows(case):
     model, x = case.make()
     model.eval()
-    empty = bbalpha.sites.Inputs.of(x, case.batch_dim).first(0).x
+    empty = Inputs.of(x, case.batch_dim).narrow(0, 0).x
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"), bbalpha.stochastic(model):
             plain = tensors(_call(model, empty))

@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bbalpha.batches import evaluation
-from bbalpha.checks import check_floating
+from bbalpha.checks import check_count, check_floating, check_model
+from bbalpha.inputs import Inputs
 from bbalpha.masks import pass_seed
 from bbalpha.onepass import is_random, logits_once
 from bbalpha.prediction import as_logits
-from bbalpha.sampling import Masks, sample
+from bbalpha.sampling import Masks, run_passes
 
 Clip = tuple[float, float] | None
 
@@ -140,9 +140,8 @@ class Predictive(nn.Module):
         self, model: nn.Module, *, n_passes: int = 10, masks: Masks = "per_example", seed: int | None = None
     ) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"`model` must be a torch.nn.Module; got {type(model).__name__}.")
-        _check_count("n_passes", n_passes, 1)
+        check_model(model)
+        n_passes = check_count("n_passes", n_passes)
         self.model, self.n_passes, self.masks, self.seed = model, n_passes, masks, seed
         self.random: bool | None = None  # found out on the first rows
 
@@ -153,8 +152,8 @@ class Predictive(nn.Module):
         if not self.random:
             logits = logits_once(self.model, x)
         else:
-            with evaluation(self.model):
-                outputs = sample(self.model, x, self.n_passes, masks=self.masks, seed=self.seed)
+            inputs = Inputs.of(x, 0, model=self.model)
+            outputs = run_passes(self.model, inputs, self.n_passes, masks=self.masks, seed=self.seed, evaluation=True)
             logits = as_logits(outputs, 0, 2)
         if logits.ndim != 3:
             raise ValueError(f"`model` must return logits of one label a row, (N, C); got {tuple(logits.shape[1:])}.")
@@ -252,8 +251,8 @@ def _check_walk(x: Tensor, step: float, n_steps: int, clip: Clip, batch_size: in
         raise ValueError(f"`x` must be finite; got {float(x[~x.isfinite()][0])}.")
     if isinstance(step, bool) or not isinstance(step, (int, float)) or not 0 <= step < math.inf:
         raise ValueError(f"`step` must be a finite number of at least 0; got {step!r}.")
-    _check_count("n_steps", n_steps, 0)
-    _check_count("batch_size", batch_size, 1)
+    check_count("n_steps", n_steps, 0)
+    check_count("batch_size", batch_size)
     if clip is None:
         return
     if not isinstance(clip, (tuple, list)) or len(clip) != 2 or not clip[0] < clip[1]:
@@ -269,8 +268,3 @@ def _check_walk(x: Tensor, step: float, n_steps: int, clip: Clip, batch_size: in
 def _check_evade(evade: float) -> None:
     if isinstance(evade, bool) or not isinstance(evade, (int, float)) or not 0 <= evade < math.inf:
         raise ValueError(f"`evade` must be a finite weight of at least 0; got {evade!r}.")
-
-
-def _check_count(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"`{name}` must be a whole number of at least {least}; got {value!r}.")

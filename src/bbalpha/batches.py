@@ -7,19 +7,27 @@ time. What a batch gives is reduced at once; only what `reduce` returns is kept.
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from tqdm import tqdm
 
 from bbalpha import masks as fast_masks
-from bbalpha.inputs import Inputs
-from bbalpha.sampling import Masks, sample
+from bbalpha.checks import check_count, check_model
+from bbalpha.guards import drawn_seed, steady
+from bbalpha.inputs import BatchDim, Inputs
+from bbalpha.planning import find_plan
+from bbalpha.running import Plan
+from bbalpha.sampling import Masks, check_masks, check_seed, run_passes
+from bbalpha.shadows import listened_to, shadowed
 
 _BUDGET = 2**22  # numbers in one activation: 16 MB of float32
 _PATIENCE = 3.0  # seconds before a progress bar shows
@@ -38,7 +46,7 @@ class Passes:
         masks: As in `bbalpha.sample`.
         seed: None draws from torch's global generator; an int leaves it untouched. With shared masks the result
             is then the same for every `batch_size`.
-        batch_dim: The axis of the inputs that counts rows; in the outputs rows come first.
+        batch_dim: As in `bbalpha.sample`; in the results rows come first.
         progress: None shows a bar on a terminal when it takes more than a few seconds.
     """
 
@@ -46,119 +54,145 @@ class Passes:
     batch_size: int | None = None
     masks: Masks = "per_example"
     seed: int | None = None
-    batch_dim: int = 0
+    batch_dim: BatchDim = 0
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("n_passes", self.n_passes), ("batch_size", self.batch_size)):
-            if value is None and name == "batch_size":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"`{name}` must be a whole number of at least 1; got {value!r}.")
+        check_count("n_passes", self.n_passes)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+        check_masks(self.masks)
+        check_seed(self.seed)
 
 
 def collect(model: nn.Module, x: Any, passes: Passes, reduce: Reduce, *, row_axis: int) -> tuple[Tensor, ...]:
     """What `reduce` makes of the outputs of every batch, joined over the rows.
 
     Args:
-        model: Any model that `bbalpha.sample` takes; its flags and buffers are as they were afterwards.
+        model: Any model that `bbalpha.sample` takes; it is not touched.
         x: What `bbalpha.sample` takes, or an iterable of it (a DataLoader).
         passes: How to run.
-        reduce: Takes the groups of passes of a batch one by one, each (G, n, ...) or a structure of these, and
-            the number of its first row; returns tensors that have the n rows.
+        reduce: Takes the groups of passes of a batch one by one, each (G, n, ...) or a structure of these, rows behind
+            the passes, and the number of its first row; returns tensors that have the n rows.
         row_axis: The axis of the rows in what `reduce` returns.
 
     Returns:
         The tensors of `reduce`, with all N rows.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be a torch.nn.Module; got {type(model).__name__}.")
-    whole = isinstance(x, (Tensor, tuple, list, Mapping))
-    if not whole and not isinstance(x, Iterable):
+    check_model(model)
+    if isinstance(x, (str, bytes)) or x is None or isinstance(x, (bool, int, float, complex)):
         raise TypeError(
             f"`x` must be a tensor, a tuple of arguments, a mapping of them, or an iterable of batches; "
             f"got {type(x).__name__}."
         )
-    total = Inputs.of(x, passes.batch_dim).rows if whole else None
+    whole = isinstance(x, (Tensor, tuple, list, Mapping, np.ndarray, PackedSequence)) or not isinstance(x, Iterable)
+    total = Inputs.of(x, passes.batch_dim, model=model).rows if whole else None
     rows = _Rows(row_axis, total)
-    base = fast_masks.draw_seed() if passes.seed is None else passes.seed
-    with torch.no_grad(), evaluation(model), _bar(x, total, passes.progress) as bar:
-        numbers = None
+    seeded = drawn_seed() if passes.seed is None else nullcontext(passes.seed)
+    with steady(), seeded as base, torch.no_grad(), _bar(x, total, passes.progress) as bar:
         for part in (x,) if whole else x:
-            given = Inputs.of(part, passes.batch_dim)
-            numbers = numbers or _outputs_a_row(model, given, passes)
-            for inputs, group, chunk in _cut(model, given, passes, numbers):
+            given = Inputs.of(part, passes.batch_dim, model=model)
+            plan = _planned(model, given, passes)
+            for inputs, group, chunk in _cut(model, given, passes, plan):
                 _check_inputs(inputs, rows.count)
                 # one function a pass for all rows when masks are shared; else every batch draws its own
                 own = rows.count > 0 and passes.masks == "per_example"
                 seed = fast_masks.pass_seed(base, rows.count) if own else base
-                rows.add(reduce(_groups(model, inputs, passes, group, chunk, seed), rows.count), inputs.rows)
-                bar.update(inputs.rows if whole else 0)
+                reduced = reduce(_groups(model, inputs, plan, passes, group, chunk, seed), rows.count)
+                _check_rows(reduced, inputs, given, plan, row_axis)
+                count = reduced[0].shape[row_axis]
+                rows.add(reduced, count)
+                bar.update(count if whole else 0)
             bar.update(0 if whole else 1)
     return rows.joined()
-
-
-@contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for every module; all flags as they were afterwards."""
-    switched = [m for m in model.modules() if m.training]
-    try:
-        for m in switched:
-            m.training = False
-        yield
-    finally:
-        for m in switched:
-            m.training = True
 
 
 # ------------------------------------------------------------------------------ cutting
 
 
-def _cut(model: nn.Module, inputs: Inputs, passes: Passes, numbers: int) -> Iterator[tuple[Inputs, int, int]]:
+def _planned(model: nn.Module, inputs: Inputs, passes: Passes) -> Plan:
+    """How the model is run, and where it has its rows; an error that says which layer the inputs do not fit."""
+    with _explained(model, inputs):
+        return find_plan(model, inputs, "auto", passes.masks == "shared", True)
+
+
+def _cut(model: nn.Module, inputs: Inputs, passes: Passes, plan: Plan) -> Iterator[tuple[Inputs, int, int]]:
     """Batches of rows, how many passes to reduce at a time, and how many of these to run at a time.
 
     Many rows at a time rather than few: what a pass costs besides its rows (masks that are shared, weights that are
-    gathered) is paid once a batch. The group of passes depends on the `numbers` that one row gives alone, so that
-    seeded results do not depend on `batch_size`.
+    gathered) is paid once a batch. The group of passes depends on the numbers that one row gives alone, so that
+    seeded results do not depend on `batch_size`. Rows that depend on each other, or cannot be told apart, stay
+    together.
     """
-    here = [t for t in inputs.tensors if t.ndim > inputs.batch_dim and t.shape[inputs.batch_dim] == inputs.rows]
+    if plan.rows is not None:
+        inputs = replace(inputs, axes=plan.rows.axes)
+    N = inputs.rows or 1
+    numbers = 1 if plan.rows is None else plan.rows.numbers
+    here = [t for t, axis in zip(inputs.tensors, inputs.axes, strict=True) if axis is not None]
     widest = max((max(p.shape[:2]) for p in model.parameters() if p.ndim > 1), default=1)
-    width = max(widest, sum(t.numel() for t in here) // max(1, inputs.rows))
+    width = max(widest, sum(t.numel() for t in here) // N)
     calls = max(1, _BUDGET // width)  # rows times passes whose activations are held
     group = min(passes.n_passes, max(1, _BUDGET // numbers))
     size = passes.batch_size or max(1, min(calls, _BUDGET // (group * numbers)))
-    chunk = max(1, calls // max(1, min(size, inputs.rows)))
-    if inputs.rows <= size:
+    if plan.rows is None or not plan.rows.independent:
+        size = N
+    chunk = max(1, calls // max(1, min(size, N)))
+    if size >= N:
         yield inputs, group, chunk
         return
-    for start in range(0, inputs.rows, size):
-        count = min(size, inputs.rows - start)
-        part = inputs.map(lambda t, a=start, n=count: t.narrow(inputs.batch_dim, a, n))  # type: ignore[misc]
-        yield Inputs(part, inputs.batch_dim, count), group, chunk
+    for start in range(0, N, size):
+        yield inputs.narrow(start, min(size, N - start)), group, chunk
 
 
-def _outputs_a_row(model: nn.Module, inputs: Inputs, passes: Passes) -> int:
-    """How many numbers one pass gives for one row, seen on two of them."""
-    few = inputs.first(2)
-    outputs = _sampled(model, few, passes, 1, chunk=1, seed=0)
-    numbers = sum(t.numel() for t in tree_leaves(outputs) if isinstance(t, Tensor))
-    return max(1, numbers // max(1, few.rows))
-
-
-def _groups(model: nn.Module, inputs: Inputs, passes: Passes, group: int, chunk: int, seed: int) -> Iterator[Any]:
-    """The outputs of one batch, `group` passes at a time."""
+def _groups(
+    model: nn.Module, inputs: Inputs, plan: Plan, passes: Passes, group: int, chunk: int, seed: int
+) -> Iterator[Any]:
+    """The outputs of one batch, `group` passes at a time, rows behind the passes."""
     for first in range(0, passes.n_passes, group):
         count = min(group, passes.n_passes - first)
-        own = fast_masks.pass_seed(seed, first) if first else seed
-        yield _sampled(model, inputs, passes, count, chunk=chunk, seed=own)
+        own: int | None = fast_masks.pass_seed(seed, first) if first else seed
+        if plan.own and passes.seed is None:
+            own = None  # no seed reaches it
+        with _explained(model, inputs):
+            outputs = run_passes(
+                model, inputs, count, masks=passes.masks, seed=own, chunk_size=chunk, evaluation=True, plan=plan
+            )
+        yield outputs if plan.rows is None else _rows_behind_passes(outputs, plan.rows.outputs)
 
 
-def _sampled(model: nn.Module, inputs: Inputs, passes: Passes, count: int, *, chunk: int, seed: int) -> Any:
-    """`sample`, with an error that says which layer the inputs do not fit."""
-    try:
-        return sample(
-            model, inputs.x, count, masks=passes.masks, chunk_size=chunk, batch_dim=passes.batch_dim, seed=seed
+def _rows_behind_passes(outputs: Any, axes: tuple[int | None, ...]) -> Any:
+    """(G, n, ...) of every output that has rows."""
+    flat, spec = tree_flatten(outputs)
+    left = iter(axes)
+    moved = [t.movedim(1 + (next(left) or 0), 1) if isinstance(t, Tensor) else t for t in flat]
+    return tree_unflatten(moved, spec)
+
+
+def _check_rows(reduced: tuple[Tensor, ...], inputs: Inputs, given: Inputs, plan: Plan, axis: int) -> None:
+    """As many rows come out as go in, on an axis that is known to be theirs."""
+    came = reduced[0].shape[axis]
+    if plan.rows is not None and plan.rows.answers and came == inputs.rows:
+        return
+    where = "" if given.batch_dim is None else f" on axis {given.batch_dim} (`batch_dim`)"
+    lengths = {t.shape[given.batch_dim or 0] for t in given.tensors if t.ndim > (given.batch_dim or 0)}
+    if plan.rows is not None and not plan.rows.answers and inputs.rows:
+        raise ValueError(
+            f"`model` must return one output a row; its output does not follow the {inputs.rows} rows of `x`{where}. "
+            "Say with `batch_dim` which axis of which input counts the rows."
         )
+    known = {given.rows} if not given.tensors and given.rows is not None else lengths
+    if known and came not in known:
+        raise ValueError(
+            f"`model` must return as many rows as it is given; got {came} rows for {sorted(known)}{where}. "
+            "Say with `batch_dim` which axis of which input counts the rows."
+        )
+
+
+@contextmanager
+def _explained(model: nn.Module, inputs: Inputs) -> Iterator[None]:
+    """An error of the model's, where one of its layers can tell what does not fit, as a sentence of ours."""
+    try:
+        yield
     except (RuntimeError, TypeError, IndexError) as error:
         misfit = _misfit(model, inputs)
         if misfit is None:
@@ -212,17 +246,24 @@ class _Rows:
 
 
 @contextmanager
-def _bar(x: Any, total: int | None, progress: bool | None) -> Iterator["tqdm[Any]"]:
-    """A progress bar over rows, or over batches where rows are not known beforehand."""
+def _bar(x: Any, total: int | None, progress: bool | None) -> Iterator[Any]:
+    """A progress bar over rows, or over batches where rows are not known beforehand; tqdm is left alone without one."""
+    if progress is False or (progress is None and not sys.stderr.isatty()):
+        yield _NoBar()
+        return
     try:
         steps = len(x) if total is None else total
     except TypeError:  # a generator
         steps = None
-    hidden = None if progress is None else not progress  # tqdm: None hides where there is no terminal
     delay = _PATIENCE if progress is None else 0.0
     unit = "batch" if total is None else "row"
-    with tqdm(total=steps, unit=unit, unit_scale=True, desc="predict", leave=False, delay=delay, disable=hidden) as bar:
+    with tqdm(total=steps, unit=unit, unit_scale=True, desc="predict", leave=False, delay=delay) as bar:
         yield bar
+
+
+class _NoBar:
+    def update(self, n: int) -> None:
+        """Nobody looks."""
 
 
 # ------------------------------------------------------------------------------ what can be wrong
@@ -231,13 +272,13 @@ def _bar(x: Any, total: int | None, progress: bool | None) -> Iterator["tqdm[Any
 def _check_inputs(inputs: Inputs, start: int) -> None:
     """Refuse nan, and infinite numbers unless there are several inputs: one of those may be an additive mask."""
     single = isinstance(inputs.x, Tensor)
-    for t in inputs.tensors:
+    for t, axis in zip(inputs.tensors, inputs.axes, strict=True):
         if not t.is_floating_point():
             continue
         bad = ~t.isfinite() if single else t.isnan()
         if bool(bad.any()):
             place = bad.nonzero()[0].tolist()
-            row = place[inputs.batch_dim] + start if len(place) > inputs.batch_dim else place
+            row = place if axis is None else place[axis] + start
             raise ValueError(f"`x` must be finite; got {float(t[tuple(place)])} in row {row}.")
 
 
@@ -258,16 +299,15 @@ def _misfit(model: nn.Module, inputs: Inputs) -> str | None:
         if args and isinstance(args[0], Tensor) and not found and (why := _refusal(module, args[0])):
             found.append(f"`x` ({shapes}) does not fit the model: layer {name!r} {why}.")
 
-    hooks = [
-        m.register_forward_pre_hook(lambda m, args, n=name: look(m, args, name=n)) for name, m in model.named_modules()
-    ]
-    try:
-        inputs.first(1).call(model)
-    except (RuntimeError, TypeError, IndexError):
-        return found[0] if found else None
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with torch.no_grad(), shadowed(model, evaluation=True, use="trial") as live:
+        if live is model:  # takes no hooks
+            return None
+        for name, m in live.named_modules():
+            listened_to(m).register_forward_pre_hook(lambda m, args, n=name: look(m, args, name=n))
+        try:
+            inputs.fresh().call(live)
+        except (RuntimeError, TypeError, IndexError):
+            return found[0] if found else None
     return None
 
 

@@ -66,6 +66,13 @@ def find(model: nn.Module) -> tuple[nn.Module, ...] | None:
     return (model,) if fits and plain else None
 
 
+def is_dense(layers: Layers, x: Tensor) -> bool:
+    """Whether `layers` are a plain network for a table `x` (N, D), of which everything is known without trying."""
+    rates = [layer.p for layer in layers if isinstance(layer, _DropoutNd)]
+    plain = all(type(layer) in (nn.Linear, *_ELEMENTWISE, *_UNIT_DROPOUT) for layer in layers)
+    return plain and x.ndim == 2 and len(x) > 0 and x.is_floating_point() and any(rates) and max(rates) < 1
+
+
 def run(layers: Layers, x: Tensor, passes: Passes, *, shared: bool) -> Tensor | None:
     """Outputs of all passes on `x` (N, ...): (K, N, ...), or None if no layer is random."""
     first = next((i for i, layer in enumerate(layers) if _drops(layer)), None)

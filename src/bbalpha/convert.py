@@ -10,8 +10,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -23,8 +22,10 @@ from torch.utils._pytree import tree_leaves
 
 from bbalpha.inputs import Inputs
 from bbalpha.layers import DropConnectLinear, Dropout, GaussianLinear
-from bbalpha.sampling import find_plan, sample
-from bbalpha.sites import INSERTED, Site, Trace, borrowed_buffers, is_norm, trace
+from bbalpha.planning import find_plan
+from bbalpha.running import Run
+from bbalpha.sites import INSERTED, is_norm
+from bbalpha.tracing import Site, Trace, trace
 
 Model = TypeVar("Model", bound=nn.Module)
 Before = Literal["linear", "all"] | Callable[..., bool]
@@ -90,17 +91,18 @@ def audit(model: nn.Module, x: Any, *, n_passes: int = 8, batch_dim: int = 0) ->
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch.nn.Module; got {type(model).__name__}.")
-    inputs = Inputs.of(x, batch_dim)
+    inputs = Inputs.of(x, batch_dim, model=model)
     seen = trace(model, inputs)
-    with _asleep(model):
-        asleep = trace(model, inputs, switch=False)
+    asleep = trace(model, inputs, switch=False, evaluation=True)
     warnings = list(_warnings(model, seen, asleep))
     differed, strategy = False, None
     reasons: tuple[str, ...] = ()
     try:
-        with torch.no_grad(), borrowed_buffers(list(model.modules())):
-            outputs = sample(model, x, n_passes, batch_dim=batch_dim, seed=0)
-            plan = find_plan(model, inputs, "auto", False)
+        with torch.no_grad():
+            plan = find_plan(model, inputs, "auto", False, False)
+            if plan.rows is not None:
+                inputs = replace(inputs, axes=plan.rows.axes)
+            outputs = Run(model, inputs, plan, 0, False, use="trial").all(n_passes, None)
     except ValueError as error:
         warnings.append(str(error))
     else:
@@ -218,18 +220,6 @@ def _label(site: Site) -> str:
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
-
-
-@contextmanager
-def _asleep(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for all of `model`, for a while."""
-    flags = {m: m.training for m in model.modules()}
-    try:
-        model.eval()
-        yield
-    finally:
-        for m, training in flags.items():
-            m.training = training
 
 
 # ------------------------------------------------------------------------------ choosing

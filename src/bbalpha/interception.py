@@ -10,7 +10,6 @@ can be run one by one ("single"), stacked in one large batch ("stacked") or unde
 import math
 import types
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ class Interception(Drawing, TorchFunctionMode):
         body = _BODIES.get(func)
         if body is None:
             return func(*args, **kwargs)
-        with self.rows_first() if func is F.multi_head_attention_forward else nullcontext(), self:
+        with self:
             return body(*args, **kwargs)
 
 
@@ -118,8 +117,7 @@ def _attention(
         scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
         nowhere = scores.isneginf().all(-1, keepdim=True)  # a query that may look at nothing gets 0, not nan
         weights = scores.masked_fill(nowhere, 0.0).softmax(-1).masked_fill(nowhere, 0.0)
-    with mode.rows_first():
-        return mode.dropped(weights, dropout_p) @ value
+    return mode.dropped(weights, dropout_p) @ value
 
 
 def _recurrent(kernel: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
@@ -162,8 +160,12 @@ def _fill_(name: str) -> Callable[..., Tensor]:
         p = kwargs.get("p", args[0] if args else 0.5) if name == "bernoulli_" else None
         mode.tell(name, 1 - p if isinstance(p, (int, float)) else None, True)
         method = getattr(Tensor, name)
-        if generator is not None or isinstance(p, Tensor):
-            return method(input, *args, generator=generator or mode.alone(name), **kwargs)  # type: ignore[no-any-return]
+        if generator is not None:
+            mode.alone(name)
+            return method(input, *args, generator=generator, **kwargs)  # type: ignore[no-any-return]
+        if isinstance(p, Tensor):
+            uniform = mode.filled(input, lambda t, g: t.uniform_(generator=g))
+            return _put(input, (uniform < p).to(input.dtype), True)
         values = mode.filled(input, lambda t, g: method(t, *args, generator=g, **kwargs))
         return _put(input, values, True)
 
@@ -207,24 +209,51 @@ def _bernoulli(mode: Drawing, input: Tensor, p: float | None = None, *, generato
     return (uniform < (input if p is None else p)).to(input.dtype)
 
 
-def _normal(mode: Drawing, mean: Any, std: Any = 1.0, *size: Any, generator: Any = None, **kwargs: Any) -> Tensor:
+def _normal(mode: Drawing, mean: Any, std: Any = 1.0, size: Any = None, *, generator: Any = None, **kwargs: Any) -> Any:
     mode.tell("normal", None, True)
-    if size or kwargs or generator is not None or not (isinstance(mean, Tensor) or isinstance(std, Tensor)):
-        return torch.normal(mean, std, *size, generator=generator or mode.alone("normal"), **kwargs)
-    like = torch.broadcast_tensors(torch.as_tensor(mean), torch.as_tensor(std))[0]
-    out: Tensor = mean + std * mode.filled(like, lambda t, g: t.normal_(generator=g))
-    return out
+    if generator is not None:
+        mode.alone("normal")
+        sized = () if size is None else (size,)
+        return torch.normal(mean, std, *sized, generator=generator, **kwargs)
+    if size is not None:
+        like = torch.empty(size, **kwargs)
+    else:
+        like = torch.broadcast_tensors(torch.as_tensor(mean), torch.as_tensor(std))[0]
+    return mean + std * mode.filled(like, lambda t, g: t.normal_(generator=g))
 
 
-def _whole(name: str) -> Callable[..., Any]:
-    """Random calls that know no rows (torch.randperm, multinomial): one pass at a time."""
+def _randint(mode: Drawing, *args: Any, generator: Any = None, **kwargs: Any) -> Tensor:
+    """torch.randint(high, size) or (low, high, size)."""
+    mode.tell("randint", None, True)
+    if generator is not None:
+        mode.alone("randint")
+        return torch.randint(*args, generator=generator, **kwargs)
+    numbers = list(args)
+    size = kwargs.pop("size") if "size" in kwargs else numbers.pop()
+    high = kwargs.pop("high") if "high" in kwargs else numbers.pop()
+    low = kwargs.pop("low", numbers.pop() if numbers else 0)
+    like = torch.empty(size, **{"dtype": torch.int64, **kwargs})
+    return mode.filled(like, lambda t, g: t.random_(int(low), int(high), generator=g))
+
+
+def _rowwise(name: str) -> Callable[..., Tensor]:
+    """torch.multinomial and poisson: whatever rows they are given, one pass at a time."""
     func = getattr(torch, name)
 
-    def handler(mode: Drawing, *args: Any, generator: Any = None, **kwargs: Any) -> Any:
+    def handler(mode: Drawing, input: Tensor, *args: Any, generator: Any = None, **kwargs: Any) -> Tensor:
         mode.tell(name, None, True)
-        return func(*args, generator=generator or mode.alone(name), **kwargs)
+        if generator is not None:
+            mode.alone(name)
+            return func(input, *args, generator=generator, **kwargs)  # type: ignore[no-any-return]
+        return mode.each(name, input, lambda t, g: func(t, *args, generator=g, **kwargs))
 
     return handler
+
+
+def _randperm(mode: Drawing, *args: Any, generator: Any = None, **kwargs: Any) -> Tensor:
+    """A permutation knows no rows of its own: one for a pass, shared or not."""
+    mode.tell("randperm", None, True)
+    return torch.randperm(*args, generator=generator or mode.alone("randperm"), **kwargs)
 
 
 def _own(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -281,8 +310,10 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     torch.bernoulli: _bernoulli,
     Tensor.bernoulli: _bernoulli,
     torch.normal: _normal,
-    **{getattr(torch, name): _whole(name) for name in ("randint", "randperm", "multinomial", "poisson")},
-    Tensor.multinomial: _whole("multinomial"),
+    torch.randint: _randint,
+    torch.randperm: _randperm,
+    **{getattr(torch, name): _rowwise(name) for name in ("multinomial", "poisson")},
+    Tensor.multinomial: _rowwise("multinomial"),
 }  # fmt: skip
 
 # Python functions of torch that hide random calls: their bodies are run with the mode on. They ask at their

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bbalpha.drawing import Observer
+from bbalpha.drawing import Observer, Where
 from bbalpha.interception import Interception
 from bbalpha.masks import Passes
 
@@ -22,22 +22,20 @@ class Lineage(Interception):
 
     Args:
         passes: The generator of the pass.
-        rows: N.
-        batch_dim: The axis of the rows in the model's input.
         observer: Told of every random call.
+        where: Asked at every draw, as in `Drawing`.
         parameters: {name: parameter}, each parameter once.
     """
 
     def __init__(
         self,
         passes: Passes,
-        rows: int,
         *,
-        batch_dim: int,
         observer: Observer,
+        where: Where,
         parameters: Mapping[str, Tensor],
     ) -> None:
-        super().__init__(passes, rows, batch_dim=batch_dim, observer=observer)
+        super().__init__(passes, 0, observer=observer, where=where)
         self.names = {id(p): name for name, p in parameters.items()}
         self.rate = 0.0  # of the random call just made
         self._keep: dict[str, float] = {}
@@ -105,17 +103,17 @@ class Lineage(Interception):
 class Probe(Interception):
     """An interception of one pass that multiplies whatever is drawn by `one`: autograd tells what it reaches."""
 
-    def __init__(self, passes: Passes, rows: int, *, batch_dim: int) -> None:
-        super().__init__(passes, rows, batch_dim=batch_dim)
+    def __init__(self, passes: Passes) -> None:
+        super().__init__(passes, 0)
         self.one = torch.ones((), device=passes.device, requires_grad=True)
 
     def dropped(self, x: Tensor, rate: float, *, channels: bool = False) -> Tensor:
         """`x` with dropout."""
         return super().dropped(x, rate, channels=channels) * self.one
 
-    def filled(self, like: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor], *, exact: bool = True) -> Tensor:
+    def filled(self, like: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:
         """Random numbers of the shape of `like`."""
-        values = super().filled(like, fill, exact=exact)
+        values = super().filled(like, fill)
         return values * self.one if values.is_floating_point() else values
 
     def dropped_weights(self, x: Tensor, weight: Tensor, rate: float) -> tuple[Tensor, int]:

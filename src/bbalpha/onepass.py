@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bbalpha.batches import evaluation
 from bbalpha.inputs import Inputs
+from bbalpha.planning import look_at
 from bbalpha.prediction import as_logits
 from bbalpha.predictive import ClassificationPrediction
-from bbalpha.sites import trace
+from bbalpha.shadows import shadowed
 
 
 def is_random(model: nn.Module, x: Any) -> bool:
@@ -27,8 +27,7 @@ def is_random(model: nn.Module, x: Any) -> bool:
     >>> is_random(nn.Dropout(0.5), torch.ones(2, 3)), is_random(nn.Linear(3, 2), torch.ones(2, 3))
     (True, False)
     """
-    with evaluation(model):
-        return trace(model, Inputs.of(x, 0).first(2)).fired
+    return look_at(model, Inputs.of(x, 0, model=model), evaluation=True)[1].fired
 
 
 def logits_once(model: nn.Module, x: Any) -> Tensor:
@@ -37,8 +36,8 @@ def logits_once(model: nn.Module, x: Any) -> Tensor:
     >>> logits_once(nn.Linear(3, 2), torch.ones(4, 3)).shape
     torch.Size([1, 4, 2])
     """
-    with evaluation(model):
-        output = Inputs.of(x, 0).fresh().call(model)
+    with shadowed(model, evaluation=True) as live:
+        output = Inputs.of(x, 0, model=model).fresh().call(live)
     if isinstance(output, Mapping):
         output = output.get("logits", output)
     return as_logits(output[None] if isinstance(output, Tensor) else output, 0, 2)
@@ -60,7 +59,7 @@ def predict_once(model: nn.Module, x: Any, *, batch_size: int = 1024) -> Classif
         parts = [
             F.log_softmax(logits_once(model, batch)[0], 1)
             for part in ([x] if whole else x)
-            for batch in _batches(Inputs.of(part, 0), batch_size)
+            for batch in _batches(Inputs.of(part, 0, model=model), batch_size)
         ]
     if not parts:
         raise ValueError("`x` must give at least one batch; got an iterable that is empty or used up.")
@@ -74,5 +73,5 @@ def predict_once(model: nn.Module, x: Any, *, batch_size: int = 1024) -> Classif
 
 def _batches(inputs: Inputs, size: int) -> list[Any]:
     """The inputs, at most `size` rows at a time."""
-    starts = range(0, max(1, inputs.rows), size)
-    return [inputs.map(lambda t, a=a: t[a : a + size]) for a in starts]  # type: ignore[misc]
+    starts = range(0, max(1, inputs.rows or 0), size)
+    return [inputs.map(lambda t, _, a=a: t[a : a + size]).x for a in starts]  # type: ignore[misc]

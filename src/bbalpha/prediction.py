@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bbalpha.batches import Passes, collect
+from bbalpha.inputs import BatchDim
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
 from bbalpha.sampling import Masks
 
@@ -29,7 +30,7 @@ def predict_classification(
     seed: int | None = None,
     temperature: float = 1.0,
     class_axis: int = 2,
-    batch_dim: int = 0,
+    batch_dim: BatchDim = 0,
     progress: bool | None = None,
 ) -> ClassificationPrediction:
     """The predictive distribution over classes, from the logits of `n_passes` stochastic passes.
@@ -59,7 +60,7 @@ def predict_classification(
     passes = Passes(n_passes, batch_size, masks, seed, batch_dim, progress)
 
     def reduce(groups: Iterator[Any], start: int) -> tuple[Tensor, ...]:
-        logits = (as_logits(g, batch_dim, class_axis) / temperature for g in groups)
+        logits = (as_logits(g, 0, class_axis) / temperature for g in groups)
         return _reduce_logits(logits, n_passes, class_axis, start)
 
     log_probs, expected_entropy, votes = collect(model, x, passes, reduce, row_axis=0)
@@ -75,7 +76,7 @@ def predict_regression(
     batch_size: int | None = None,
     masks: Masks = "per_example",
     seed: int | None = None,
-    batch_dim: int = 0,
+    batch_dim: BatchDim = 0,
     progress: bool | None = None,
 ) -> RegressionPrediction:
     """The predictive distribution of a real target: a mixture over `n_passes` stochastic passes.
@@ -105,7 +106,7 @@ def predict_regression(
     passes = Passes(n_passes, batch_size, masks, seed, batch_dim, progress)
 
     def reduce(groups: Iterator[Any], start: int) -> tuple[Tensor, ...]:
-        parts = [_means(g, batch_dim, predicted=precision == "predicted") for g in groups]
+        parts = [_means(g, 0, predicted=precision == "predicted") for g in groups]
         joined = tuple(torch.cat(ts) if len(ts) > 1 else ts[0] for ts in zip(*parts, strict=True))
         _check_finite(joined, row=start)
         return joined

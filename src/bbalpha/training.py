@@ -25,11 +25,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 
 from bbalpha import masks as fast_masks
-from bbalpha import sites
 from bbalpha.checkpoint import describe, newest_state, write_state
 from bbalpha.feed import Batch, Source, held_out, rng_state, set_rng_state, source, step_seed
+from bbalpha.inputs import Inputs
 from bbalpha.priors import has_quadratic_kl, param_groups, prior_kl
 from bbalpha.sampling import Masks, sample
+from bbalpha.tracing import trace
 
 Objective = Callable[..., Tensor]
 Groups = list[dict[str, Any]]
@@ -183,7 +184,7 @@ def predictive_nll(
         for i, batch in enumerate(data.epoch(seed, 0)):
             x, target, weight = _move(batch, device)
             outputs = sample(model, x, n_passes, masks=masks, seed=step_seed(seed + 1, i))
-            n = sites.Inputs.of(x, 0).rows if weight is None else float(weight.sum())
+            n = float(Inputs.of(x, 0).rows or 0) if weight is None else float(weight.sum())
             total += n * float(scored(outputs, target) if weight is None else scored(outputs, target, weight))
             rows += n
     return total / rows
@@ -280,7 +281,7 @@ class _Run:
         with mixed:
             outputs = sample(self.model, x, passes, masks=self.masks, seed=step_seed(self.seed, self.step))
         if weight is None:
-            rows, loss = float(sites.Inputs.of(x, 0).rows), self.objective(outputs, target)
+            rows, loss = float(Inputs.of(x, 0).rows or 0), self.objective(outputs, target)
         else:  # the mean of weight times loss: weights of arrays have mean 1 over the data
             rows, loss = float(weight.numel()), self.objective(outputs, target, weight) * weight.mean()
         total = loss if self.penalty is None else loss + self.penalty()
@@ -409,7 +410,7 @@ def _optimizer(
         example = None if describe(model) else train.example()
         keep = None
         if example is not None:
-            keep = sites.trace(model, sites.Inputs.of(_on(example, next(model.parameters()).device), 0)).keep
+            keep = trace(model, Inputs.of(_on(example, next(model.parameters()).device), 0)).keep
         prior = {"length_scale": length_scale, "n_data": train.n_data, "keep": keep}
         if quadratic:
             groups = param_groups(model, **prior)  # type: ignore[arg-type]

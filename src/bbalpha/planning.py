@@ -1,0 +1,287 @@
+"""How to run a model: traced once, tried on a few rows, remembered for as long as the model is what it was.
+
+The cheaper strategies are tried in turn, and the first that gives what separate passes give is taken. A plan belongs to
+a model in a state: its modules, their flags, hooks and plain attributes are compared at every call, and whatever has
+changed leads to a new plan.
+"""
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import replace
+from operator import itemgetter
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_flatten, tree_map
+
+from bbalpha import chains, tracing
+from bbalpha.inputs import Inputs
+from bbalpha.layers import DropConnectLinear, GaussianLinear
+from bbalpha.rows import Places, Rows, a_few, find_rows, near
+from bbalpha.running import Plan, Run
+from bbalpha.sites import may_be_random
+from bbalpha.tracing import Trace, trace
+
+Strategy = Literal["auto", "vmap", "repeat", "loop"]
+Key = tuple[Any, ...]
+_PLANS: "WeakKeyDictionary[nn.Module, dict[Key, tuple[list[weakref.ref[nn.Module]], Plan]]]" = WeakKeyDictionary()
+
+
+def find_plan(model: nn.Module, inputs: Inputs, strategy: Strategy, shared: bool, evaluation: bool) -> Plan:
+    """The remembered plan for this model in this state and inputs of this kind, made where there is none."""
+    modules: list[nn.Module] = []
+    facts: list[Any] = []
+    _state(model, modules, facts, {})
+    key = (tuple(facts), inputs.kind, strategy, shared, evaluation)
+    plans = _PLANS.get(model)
+    known = None if plans is None else plans.get(key)
+    if known is not None:
+        refs, plan = known
+        for ref, m in zip(refs, modules, strict=True):
+            if ref() is not m:  # a new module may have the address of an old one
+                break
+        else:
+            return plan
+    plan = _make_plan(model, inputs, strategy, shared, evaluation)
+    if plan.rows is None or plan.rows.certain:
+        plans = _PLANS.setdefault(model, {})
+        if len(plans) > 32:
+            plans.clear()
+        plans[key] = ([weakref.ref(m) for m in modules], plan)
+    return plan
+
+
+# ------------------------------------------------------------------------------ the state of a model
+
+
+_PLAIN = frozenset((int, float, str, bool, type(None), bytes, complex))
+_OWN = frozenset(nn.Module().__dict__)
+_GETTERS: dict[type, Any] = {}  # of the plain attributes of torch's own modules
+
+
+def _state(module: nn.Module, modules: list[nn.Module], facts: list[Any], seen: dict[int, None]) -> None:
+    """What a plan hangs on, module by module; `modules()` would take three times as long."""
+    modules.append(module)
+    kind = type(module)
+    facts += (id(module), kind, chains.hooked(module))
+    attributes = module.__dict__
+    getter = _GETTERS.get(kind)
+    if getter is None:
+        if kind.__module__.startswith("torch.nn.modules") and "training" in attributes:
+            names = [name for name, value in attributes.items() if type(value) in _PLAIN]
+            getter = _GETTERS[kind] = itemgetter("training", *names)
+        else:
+            facts.append(module.training if hasattr(module, "training") else None)
+            facts += _attributes(attributes, seen)
+    if getter is not None:
+        try:
+            facts.append(getter(attributes))
+        except KeyError:  # not the attributes of the first of its kind
+            facts += _attributes(attributes, seen)
+    for child in module._modules.values():
+        if child is not None:
+            _state(child, modules, facts, seen)
+
+
+def _attributes(attributes: dict[str, Any], seen: dict[int, None]) -> Iterable[Any]:
+    """Names and values of attributes that may steer a forward; of objects their own attributes too, one level deep."""
+    for name, value in attributes.items():
+        kind = type(value)
+        if kind in _PLAIN:
+            yield name, value
+        elif name in _OWN:
+            continue
+        elif isinstance(value, Tensor):
+            yield name, id(value), value._version
+        elif kind in (list, tuple, set, frozenset):
+            yield name, tuple(v if type(v) in _PLAIN else id(v) for v in list(value)[:64])
+        elif kind is dict:
+            yield name, tuple((k, v) for k, v in list(value.items())[:64] if type(v) in _PLAIN)
+        else:
+            yield name, id(value)
+            if id(value) not in seen and not isinstance(value, (nn.Module, type)):
+                seen[id(value)] = None
+                yield from ((k, v) for k, v in getattr(value, "__dict__", {}).items() if type(v) in _PLAIN)
+
+
+# ------------------------------------------------------------------------------ making a plan
+
+
+def _make_plan(model: nn.Module, inputs: Inputs, strategy: Strategy, shared: bool, evaluation: bool) -> Plan:
+    layers = chains.find(model) or () if isinstance(inputs.x, Tensor) and inputs.batch_dim == 0 else ()
+    if strategy == "auto" and layers and model not in layers and chains.is_dense(layers, inputs.x):
+        return Plan("chain", layers=layers, rows=_rows_of_a_chain(layers, inputs.x))
+    _check_runnable(model)
+    few, seen = look_at(model, inputs, evaluation=evaluation)
+    if not any(isinstance(t, Tensor) for t in tree_flatten(seen.output)[0]):
+        raise TypeError(
+            "`model` must return tensors, alone or in tuples, lists, dicts or a ModelOutput; "
+            f"got {type(seen.output).__name__}."
+        )
+    _check_structure(model, few, seen, evaluation)
+    only, seen = tracing.least_switched(model, few, seen, evaluation=evaluation)
+    plain = Plan(
+        "loop", hidden=bool(seen.hidden), foreign=seen.foreign, moves=seen.moved, recomputes=seen.recomputes, only=only,
+        located=any(isinstance(m, (DropConnectLinear, GaussianLinear)) for m in model.modules()),
+    )  # fmt: skip
+    if inputs.rows == 0:  # for no rows, compiled code draws nothing
+        return plain
+    plain = _check_random(model, few, seen, plain, evaluation)
+    if shared or evaluation or plain.located or strategy in ("auto", "repeat"):
+        found = _rows(model, inputs, plain) if inputs.rows else None
+        if found is not None:
+            plain, few = replace(plain, rows=found[0]), found[1]
+    return _cheapest(model, few, seen, plain, layers, strategy, shared, evaluation)
+
+
+def _cheapest(
+    model: nn.Module,
+    few: Inputs,
+    seen: Trace,
+    plain: Plan,
+    layers: tuple[nn.Module, ...],
+    strategy: Strategy,
+    shared: bool,
+    evaluation: bool,
+) -> Plan:
+    """The plan with the first strategy that gives what the loop gives."""
+    # work in front of the first draw is worth sharing; batch statistics must be those of one pass
+    order: list[Literal["chain", "vmap", "repeat"]] = ["vmap", "repeat"] if seen.worth_sharing else ["repeat", "vmap"]
+    if layers and model not in layers and strategy == "auto":
+        order.insert(0, "chain")
+    reasons: list[str] = []
+    for way in order if strategy == "auto" else [w for w in order if w == strategy]:
+        plan = replace(plain, strategy=way, reasons=tuple(reasons), layers=layers if way == "chain" else ())
+        why = _objection(model, few, plan, shared, evaluation)
+        if why is None:
+            return plan
+        reasons.append(f"{way}: {why}")
+    if strategy in ("vmap", "repeat"):
+        raise ValueError(f'`strategy="{strategy}"` does not fit this model ({reasons[0]}); use "auto" or "loop".')
+    return replace(plain, reasons=tuple(reasons))
+
+
+def look_at(model: nn.Module, inputs: Inputs, *, evaluation: bool) -> tuple[Inputs, Trace]:
+    """A few rows to try strategies on, and what one pass on them met."""
+    if inputs.rows and any(axis is not None for axis in inputs.axes):
+        few = a_few(inputs)
+        try:
+            return few, trace(model, few, evaluation=evaluation)
+        # whatever goes wrong on part of the rows (an input as long as the batch that counts something else) may not on
+        # all of them
+        except Exception:  # noqa: BLE001
+            pass
+    return inputs, trace(model, inputs, evaluation=evaluation)
+
+
+def _rows(model: nn.Module, inputs: Inputs, plain: Plan) -> tuple[Rows, Inputs] | None:
+    """Where the rows are, as the model shows in evaluation mode."""
+
+    def look(some: Inputs, seed: int) -> Trace:
+        return trace(model, some, only=plain.only, evaluation=True, seed=seed)
+
+    def run(some: Inputs, places: Places) -> Any:
+        plan = replace(plain, moves=True, rows=Rows(some.axes, (), places, False, False, 1))
+        return tree_map(_first_pass, _trial(model, some, plan, True, True)(0, 1))
+
+    with torch.no_grad():
+        return find_rows(inputs, look, run)
+
+
+def _first_pass(t: Any) -> Any:
+    return t[0] if isinstance(t, Tensor) else t
+
+
+def _trial(model: nn.Module, few: Inputs, plan: Plan, shared: bool, evaluation: bool) -> Run:
+    return Run(model, few, plan, 0, shared, evaluation, use="trial")
+
+
+def _check_random(model: nn.Module, few: Inputs, seen: Trace, plan: Plan, evaluation: bool) -> Plan:
+    """The plan, if passes differ; by a generator of the model's own if by nothing else."""
+    if not seen.fired:
+        own = replace(plan, own=True)
+        if _differs(model, few, own, 3, evaluation):
+            return own
+        raise ValueError(seen.nothing_random(model))
+    if not _differs(model, few, plan, 4 if seen.certain else 64, evaluation) and not (
+        seen.certain and tracing.depends(model, few, plan.only, evaluation=evaluation)
+    ):
+        raise ValueError(seen.nothing_random(model))
+    return plan
+
+
+def _differs(model: nn.Module, few: Inputs, plan: Plan, count: int, evaluation: bool) -> bool:
+    """Whether one of `count` passes differs from the first."""
+    with torch.no_grad():
+        run = _trial(model, few, plan, False, evaluation)
+        one = tree_flatten(run(0, 1))[0]
+        return any(
+            not torch.equal(a, b)
+            for k in range(1, count)
+            for a, b in zip(one, tree_flatten(run(k, 1))[0], strict=True)
+            if isinstance(a, Tensor)
+        )
+
+
+def _objection(model: nn.Module, few: Inputs, plan: Plan, shared: bool, evaluation: bool) -> str | None:
+    """Why `plan` may not be used: None if two passes come out as the loop gives them."""
+    if plan.hidden or plan.own:
+        return "random calls that cannot be intercepted"
+    if plan.strategy == "repeat":
+        if plan.rows is None:
+            return "nobody knows where the rows are"
+        if not plan.rows.independent:
+            return "rows depend on each other"
+        if not evaluation and any(isinstance(m, _NormBase) and m.training for m in model.modules()):
+            return "batch statistics would be taken over all passes"
+    with torch.no_grad():
+        loop = _trial(model, few, replace(plan, strategy="loop", moves=True), shared, evaluation)(0, 2)
+        try:
+            other = _trial(model, few, plan, shared, evaluation)(0, 2)
+        # any error of the model under a strategy it was not written for means: do not use that strategy
+        except Exception as error:  # noqa: BLE001
+            return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+    return None if _close(loop, other) else "gives other outputs than separate passes"
+
+
+def _rows_of_a_chain(layers: tuple[nn.Module, ...], x: Tensor) -> Rows:
+    widths = [layer.out_features for layer in layers if isinstance(layer, nn.Linear)]
+    return Rows((0,), (0,), {}, True, True, widths[-1] if widths else x.shape[1])
+
+
+# ------------------------------------------------------------------------------ what cannot be run
+
+
+def _check_runnable(model: nn.Module) -> None:
+    for m in model.modules():
+        if isinstance(m, torch.jit.ScriptModule) and not hasattr(m, "training"):
+            raise ValueError(
+                "`model` is frozen TorchScript: its dropout was removed for good. Give the model as it was before "
+                "torch.jit.freeze."
+            )
+    if any(t.device.type == "meta" for t in (*model.parameters(), *model.buffers())):
+        raise ValueError("`model` must have weights to be run; its parameters are on the meta device.")
+
+
+def _check_structure(model: nn.Module, few: Inputs, seen: Trace, evaluation: bool) -> None:
+    """Refuse a model whose output changes its structure when its random sites are switched on."""
+    if not evaluation and all(m.training for m in model.modules() if may_be_random(m)):
+        return
+    asleep = trace(model, few, switch=False, evaluation=evaluation)
+    if not tracing.same_structure(asleep.output, seen.output):
+        raise ValueError(
+            "`model` returns something else in training mode than in evaluation mode (an auxiliary head?), and its "
+            "random sites can only be switched on by training mode. Let its forward return the same structure in "
+            "both, or call sample on the part that has the dropout."
+        )
+
+
+def _close(a: Any, b: Any) -> bool:
+    (flat_a, spec_a), (flat_b, spec_b) = tree_flatten(a), tree_flatten(b)
+    if spec_a != spec_b:
+        return False
+    pairs = [(s, t) for s, t in zip(flat_a, flat_b, strict=True) if isinstance(s, Tensor)]
+    return all(isinstance(t, Tensor) and near(s, t) for s, t in pairs)
