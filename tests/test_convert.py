@@ -10,6 +10,7 @@ from torch import nn
 import bbalpha
 import zoo
 from bbalpha.convert import add_dropout, audit, remove_dropout
+from bbalpha.layers import DropConnect, DropConnectConv1d, DropConnectLSTM
 from bbalpha.priors import keep_probabilities
 
 
@@ -260,6 +261,82 @@ def test_linear_layers_become_stochastic_ones_and_back(layer):
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     assert type(model[3]) is nn.Linear
     assert str(model) == str(net())
+
+
+class Mixed(nn.Module):
+    """A convolution, a recurrent layer and a linear one."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.lstm = nn.Conv1d(2, 4, 3), nn.LSTM(4, 5, 2, dropout=0.1, batch_first=True)
+        self.gru, self.head = nn.GRU(5, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x):  # (N, 2, T)
+        h = self.lstm(self.conv(x).transpose(1, 2))[0]
+        return self.head(self.gru(h)[0][:, -1])
+
+
+def test_every_layer_with_weights_becomes_one_that_drops_them_and_back():
+    model, x = Mixed().eval(), zoo.rows(4, 2, 7)
+    parameters, state, plain = list(model.parameters()), list(model.state_dict()), model(x)
+    assert add_dropout(model, 0.2, layer=DropConnect) is model
+    names = [type(m).__name__ for m in model.children()]
+    assert names == ["DropConnectConv1d", "DropConnectLSTM", "DropConnectGRU", "DropConnectLinear"]
+    assert list(model.state_dict()) == state
+    torch.testing.assert_close(model(x), plain)
+    found = audit(model, x)
+    weights = [name for name, p in model.named_parameters() if p.ndim > 1]
+    assert {name: found.keep[name] for name in weights} == pytest.approx(
+        {name: 0.8 * (0.9 if name == "lstm.weight_ih_l1" else 1.0) for name in weights}
+    )
+    assert found.keep == pytest.approx(keep_probabilities(model))
+    outputs = bbalpha.sample(model, x, 3, seed=0)
+    assert not torch.allclose(outputs[0], outputs[1])
+    torch.testing.assert_close(bbalpha.sample(copy.deepcopy(model), x, 3, seed=0), outputs)
+    with pytest.raises(ValueError, match="already"):
+        add_dropout(model, 0.2, layer=DropConnect)
+    remove_dropout(model)
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    assert str(model) == str(Mixed())
+    torch.testing.assert_close(model(x), plain)
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ({"layer": DropConnectConv1d}, ["conv"]),
+        ({"layer": DropConnectLSTM}, ["lstm"]),
+        ({"layer": bbalpha.DropConnectLinear}, ["head"]),
+        ({"layer": DropConnect, "before": "linear"}, ["head"]),
+        ({"layer": DropConnect, "before": "all"}, ["conv", "head"]),
+        ({"layer": DropConnect, "before": lambda name, _: name == "gru"}, ["gru"]),
+    ],
+)
+def test_weights_are_dropped_where_it_was_asked_for(options, changed):
+    model = add_dropout(Mixed(), 0.2, **options)
+    assert [name for name, m in model.named_children() if isinstance(m, DropConnect)] == changed
+
+
+@pytest.mark.parametrize(
+    ("layer", "odd"),
+    [
+        (DropConnect, nn.ConvTranspose1d(2, 2, 3)),
+        (DropConnect, nn.RNN(2, 2)),
+        (bbalpha.DropConnectLinear, nn.Conv1d(2, 2, 1)),
+    ],
+)
+def test_what_cannot_have_its_weights_dropped_is_refused_and_nothing_is_changed(layer, odd):
+    model = nn.ModuleList([nn.Linear(2, 2), odd])
+    with pytest.raises(ValueError, match=rf"takes the place of nn.Linear.*1 is a {type(odd).__name__}"):
+        add_dropout(model, 0.1, layer=layer, before=lambda m: True)
+    assert type(model[0]) is nn.Linear
+    with pytest.raises(ValueError, match="layer=DropConnectLSTM picks none"):
+        add_dropout(model, 0.1, layer=DropConnectLSTM)
+
+
+def test_keep_of_weights_dropped_by_hand():
+    model, x = zoo.DropConnect(), zoo.rows(5, 4)
+    assert audit(model, x).keep == {"a.weight": pytest.approx(0.7)}
 
 
 def test_gaussian_weights_begin_with_the_spread_of_dropout():

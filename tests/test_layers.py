@@ -11,10 +11,13 @@ from torch import nn
 from torch.distributions import Independent, Normal, kl_divergence
 
 import bbalpha
-from bbalpha import ConcreteDropout, DropConnectLinear, Dropout, GaussianDropout, GaussianLinear, sample, sites
+from bbalpha import ConcreteDropout, DropConnectLinear, Dropout, GaussianDropout, GaussianLinear, sample
 from bbalpha.divergences import LinearGaussian, large_data_energy
 from bbalpha.inputs import Inputs
+from bbalpha.layers import DropConnectConv1d, DropConnectConv2d, DropConnectConv3d, DropConnectGRU, DropConnectLSTM
+from bbalpha.masks import Passes
 from bbalpha.priors import keep_probabilities, param_groups, prior_kl
+from bbalpha.tracing import trace
 
 
 def behind(layer, width=8):
@@ -27,6 +30,24 @@ NETS = {
     "concrete dropout": lambda: behind(ConcreteDropout(0.3)),
     "dropconnect": lambda: nn.Sequential(DropConnectLinear(3, 8, p=0.3), nn.Tanh(), DropConnectLinear(8, 2, p=0.5)),
     "gaussian linear": lambda: nn.Sequential(GaussianLinear(3, 8, initial_std=0.3), nn.Tanh(), GaussianLinear(8, 2)),
+}
+WEIGHTS = {  # what is dropped, what it takes the place of, an input whose rows are as many as its units
+    "conv 1d": (lambda p: DropConnectConv1d(2, 4, 3, p=p), lambda: nn.Conv1d(2, 4, 3), (4, 2, 6), 0),
+    "conv 2d": (
+        lambda p: DropConnectConv2d(2, 4, 3, 2, 1, 1, 2, False, "circular", p=p),
+        lambda: nn.Conv2d(2, 4, 3, 2, 1, 1, 2, False, "circular"),
+        (4, 2, 5, 5),
+        0,
+    ),
+    "conv 3d": (lambda p: DropConnectConv3d(1, 2, 2, p=p), lambda: nn.Conv3d(1, 2, 2), (2, 1, 3, 3, 3), 0),
+    "lstm": (lambda p: DropConnectLSTM(3, 2, p=p), lambda: nn.LSTM(3, 2), (5, 8, 3), 1),
+    "deep lstm": (
+        lambda p: DropConnectLSTM(3, 2, 2, batch_first=True, bidirectional=True, p=p),
+        lambda: nn.LSTM(3, 2, 2, batch_first=True, bidirectional=True),
+        (8, 5, 3),
+        0,
+    ),
+    "gru": (lambda p: DropConnectGRU(3, 2, bias=False, p=p), lambda: nn.GRU(3, 2, bias=False), (5, 6, 3), 1),
 }
 OWN = [name for name in NETS if name != "dropout"]
 
@@ -121,11 +142,11 @@ def test_layers_are_their_mean_when_asleep_and_are_reported(name):
     for m in plain:
         out = F.linear(out, m.weight, m.bias) if isinstance(m, nn.Linear) else m(out)
     assert torch.allclose(net(x), out)
-    seen = sites.trace(net, Inputs.of(x, 0))
+    seen = trace(net, Inputs.of(x, 0))
     assert {s.kind for s in seen.sites} == {"gaussian weights" if name == "gaussian linear" else name}
     assert all(s.fired for s in seen.sites)
     assert not seen.hidden
-    assert not any(s.fired for s in sites.trace(net, Inputs.of(x, 0), switch=False).sites)
+    assert not any(s.fired for s in trace(net, Inputs.of(x, 0), switch=False).sites)
     assert not any(m.training for m in net.modules())
 
 
@@ -220,7 +241,7 @@ def test_quadratic_layers_have_the_kl_of_dropout():
 @pytest.mark.parametrize("name", ["dropout", "gaussian dropout", "dropconnect"])
 def test_tracing_a_pass_finds_what_the_structure_tells(name):
     net = NETS[name]()
-    seen = sites.trace(net, Inputs.of(torch.randn(4, 3), 0)).keep
+    seen = trace(net, Inputs.of(torch.randn(4, 3), 0)).keep
     assert {k: v for k, v in seen.items() if v < 1} == pytest.approx(keep_probabilities(net))
     kwargs = {"length_scale": 1.3, "n_data": 5}
     assert torch.isclose(prior_kl(net, keep=seen, **kwargs), prior_kl(net, **kwargs))
@@ -260,7 +281,7 @@ def test_concrete_dropout_has_the_kl_of_its_rate():
     want = linear.weight.square().sum() * 4 / (2 * 0.8) - 5 * entropy
     assert torch.isclose(drop.entropy, entropy)
     assert torch.isclose(prior_kl(net, length_scale=2.0, n_data=1), want)
-    seen = sites.trace(net, Inputs.of(torch.randn(4, 5), 0)).keep
+    seen = trace(net, Inputs.of(torch.randn(4, 5), 0)).keep
     assert seen["1.weight"] == pytest.approx(0.8)
     value = prior_kl(net, length_scale=2.0, n_data=1, keep=seen)  # a rate seen is a number; ours has a gradient
     assert torch.isclose(value, want)
@@ -287,7 +308,16 @@ def test_what_has_no_quadratic_kl_is_refused():
             prior_kl(model, length_scale=1.0, n_data=3)
 
 
-@pytest.mark.parametrize("make", [Dropout, GaussianDropout, ConcreteDropout, lambda p: DropConnectLinear(2, 2, p=p)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        Dropout,
+        GaussianDropout,
+        ConcreteDropout,
+        lambda p: DropConnectLinear(2, 2, p=p),
+        *(w[0] for w in WEIGHTS.values()),
+    ],
+)
 @pytest.mark.parametrize("p", [-0.1, 1.0, "0.5", True, math.nan])
 def test_rates_are_checked(make, p):
     with pytest.raises(ValueError, match=r"`p` must be a dropout rate in \[0, 1\)"):
@@ -413,3 +443,121 @@ def test_bayesian_linear_regression():
         variances.append(variance)
     assert (variances[0] < variances[1]).all()
     assert (variances[1] < variances[2]).all()
+
+
+# ------------------------------------------------------------------------------ convolutions and recurrent layers
+
+
+class First(nn.Module):
+    """Of what a recurrent layer returns, the output."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        out = self.layer(x)
+        return out if isinstance(out, torch.Tensor) else out[0]
+
+
+@pytest.fixture(params=WEIGHTS)
+def pair(request):
+    """A layer with dropped weights, torch's with the same weights, and an input with its rows."""
+    make, plain, shape, axis = WEIGHTS[request.param]
+    layer, twin = make(0.3), plain()
+    twin.load_state_dict(layer.state_dict())
+    return layer, twin, torch.randn(shape), axis
+
+
+def dropped_by_hand(layer, twin, x, seed, k):
+    """torch's layer with the weights of pass k."""
+    passes = Passes(seed, k, 1)
+    with torch.no_grad():
+        for name, w in layer.named_parameters():
+            if w.ndim > 1:
+                noise = passes.noise(w.shape, layer.p)
+                twin.get_parameter(name).copy_(w * noise.keep()[0] * noise.scale)
+        return First(twin)(x)
+
+
+@pytest.mark.parametrize("masks", ["per_example", "shared"])
+def test_weights_of_any_layer_are_dropped_anew_in_each_pass_for_all_rows(pair, masks):
+    layer, twin, x, axis = pair
+    expected = torch.stack([dropped_by_hand(layer, twin, x, 1, k) for k in range(3)])
+    model = First(layer).eval()
+    for strategy in ("auto", "loop"):
+        outputs = sample(model, x, 3, seed=1, masks=masks, strategy=strategy, batch_dim=axis)
+        assert torch.allclose(outputs, expected, atol=1e-5)
+
+
+def test_a_layer_with_dropped_weights_is_the_plain_one_in_evaluation_mode(pair):
+    layer, twin, x, _ = pair
+    layer.eval()
+    assert torch.equal(First(layer)(x), First(twin)(x))
+    layer.train()
+    assert not torch.equal(First(layer)(x), First(layer)(x))
+    layer.p = 0.0
+    assert torch.equal(First(layer)(x), First(twin)(x))
+
+
+def test_a_pass_changes_no_attribute(pair):
+    """Threads share the layer."""
+    layer, _, x, _ = pair
+    before = {name: id(value) for name, value in vars(layer).items()}
+    inside = [[id(v) for v in values] for values in (layer._parameters.values(), getattr(layer, "_flat_weights", ()))]
+    First(layer)(x).sum().backward()
+    assert {name: id(value) for name, value in vars(layer).items()} == before
+    assert [
+        [id(v) for v in values] for values in (layer._parameters.values(), getattr(layer, "_flat_weights", ()))
+    ] == inside
+
+
+def test_weights_that_are_dropped_have_gradients_and_may_be_swapped(pair):
+    layer, _, x, _ = pair
+    First(layer)(x).square().sum().backward()
+    assert all(p.grad.abs().sum() > 0 for p in layer.parameters())
+    zeros = {f"layer.{name}": torch.zeros_like(p) for name, p in layer.named_parameters()}
+    assert not torch.func.functional_call(First(layer), zeros, (x,)).any()
+
+
+def test_recurrent_layers_take_what_torchs_take():
+    layer, twin = DropConnectLSTM(3, 4, p=0.5).eval(), nn.LSTM(3, 4)
+    twin.load_state_dict(layer.state_dict())
+    packed = nn.utils.rnn.pack_sequence([torch.randn(4, 3), torch.randn(2, 3)])
+    state = torch.randn(1, 2, 4), torch.randn(1, 2, 4)
+    for args in ((packed,), (packed, state), (torch.randn(5, 3),), (torch.randn(5, 2, 3), state)):
+        (out, (h, c)), (other, (g, d)) = layer(*args), twin(*args)
+        assert torch.equal(h, g)
+        assert torch.equal(c, d)
+        assert torch.equal(getattr(out, "data", out), getattr(other, "data", other))
+
+
+def test_the_kl_of_dropped_weights_is_that_of_dropout(pair):
+    layer, *_ = pair
+    l2, n, weights = 2.5, 7, [p for p in layer.parameters() if p.ndim > 1]
+    want = l2 / (2 * 0.7) * sum(w.square().sum() for w in weights) / n
+    for model in (layer, nn.ModuleList([layer]), nn.Sequential(layer)):
+        assert torch.isclose(prior_kl(model, length_scale=math.sqrt(l2), n_data=n), want)
+        decay, *_ = param_groups(model, length_scale=math.sqrt(l2), n_data=n)
+        assert decay["weight_decay"] == pytest.approx(l2 / (0.7 * n))
+        assert {id(p) for p in decay["params"]} == {id(w) for w in weights}
+
+
+def test_a_pass_finds_what_the_structure_tells_of_dropped_weights(pair):
+    layer, _, x, axis = pair
+    for model in (layer, nn.Sequential(layer), nn.Sequential(Dropout(0.5), layer)):
+        seen = bbalpha.audit(model, x, batch_dim=axis)
+        assert seen.keep == pytest.approx(keep_probabilities(model))
+        assert len(seen.keep) == sum(p.ndim > 1 for p in layer.parameters())
+        assert seen.differed
+        assert not any(vars(p) for p in layer.parameters())  # nothing sticks to the weights
+
+
+def test_dropout_before_and_between_layers_counts_for_the_weights_it_feeds():
+    model = nn.Sequential(Dropout(0.5), DropConnectLSTM(3, 4, 2, dropout=0.2, p=0.1))
+    expected = {"weight_ih_l0": 0.45, "weight_hh_l0": 0.9, "weight_ih_l1": 0.72, "weight_hh_l1": 0.9}
+    expected = {f"1.{name}": keep for name, keep in expected.items()}
+    assert keep_probabilities(model) == pytest.approx(expected)
+    assert bbalpha.audit(model, torch.randn(5, 6, 3), batch_dim=1).keep == pytest.approx(expected)
+    with pytest.raises(ValueError, match="must stand before a Linear or Conv"):
+        prior_kl(nn.Sequential(ConcreteDropout(0.5), model[1]), length_scale=1.0, n_data=1)

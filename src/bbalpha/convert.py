@@ -21,7 +21,17 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 
 from bbalpha.inputs import Inputs
-from bbalpha.layers import DropConnectLinear, Dropout, GaussianLinear
+from bbalpha.layers import (
+    DropConnect,
+    DropConnectConv1d,
+    DropConnectConv2d,
+    DropConnectConv3d,
+    DropConnectGRU,
+    DropConnectLinear,
+    DropConnectLSTM,
+    Dropout,
+    GaussianLinear,
+)
 from bbalpha.planning import find_plan
 from bbalpha.running import Run
 from bbalpha.sites import INSERTED, is_norm
@@ -30,7 +40,11 @@ from bbalpha.tracing import Site, Trace, trace
 Model = TypeVar("Model", bound=nn.Module)
 Before = Literal["linear", "all"] | Callable[..., bool]
 
-_CONVERTED = "_converted_to"  # on a linear layer that became a stochastic one
+_CONVERTED = "_converted_to"  # on a layer that became a stochastic one
+_PLAIN: dict[Any, type[nn.Module]] = {  # what a stochastic layer takes the place of
+    DropConnectLinear: nn.Linear, GaussianLinear: nn.Linear, DropConnectConv1d: nn.Conv1d, DropConnectConv2d: nn.Conv2d,
+    DropConnectConv3d: nn.Conv3d, DropConnectLSTM: nn.LSTM, DropConnectGRU: nn.GRU,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,7 +133,7 @@ def audit(model: nn.Module, x: Any, *, n_passes: int = 8, batch_dim: int = 0) ->
 
 
 def add_dropout(
-    model: Model, p: float, *, layer: Callable[..., nn.Module] = Dropout, before: Before = "linear"
+    model: Model, p: float, *, layer: Callable[..., nn.Module] = Dropout, before: Before | None = None
 ) -> Model:
     """`model` itself, now with dropout in front of its weights: q for a net that has none.
 
@@ -129,10 +143,11 @@ def add_dropout(
         model: Any module; changed in place.
         p: The rate of being dropped, in (0, 1).
         layer: What to insert, called as ``layer(p)``: Dropout, GaussianDropout, ConcreteDropout, nn.Dropout2d and
-            so on. DropConnectLinear and GaussianLinear are put in the place of linear layers; the latter
+            so on. Layers with random weights are put in the place of plain ones: DropConnectLinear,
+            DropConnectConv2d, DropConnectLSTM and so on, DropConnect for whichever of them fits; GaussianLinear
             begins with the weights' variance under dropout.
         before: "linear" layers, "all" for convolutions too, or a predicate on weight layers: ``f(module)`` or
-            ``f(name, module)``.
+            ``f(name, module)``. None: those that `layer` takes the place of, else the linear ones.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     >>> [type(m).__name__ for m in add_dropout(net, 0.1, before=lambda name, _: name == "2").modules()]
@@ -140,19 +155,21 @@ def add_dropout(
     """
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 < p < 1:
         raise ValueError(f"`p` must be a dropout rate between 0 and 1; got {p!r}.")
-    chosen = dict(_chosen(model, before))
+    replaces = layer is DropConnect or layer in _PLAIN
+    picked = before or (_replaced_by(layer) if replaces else "linear")
+    chosen = dict(_chosen(model, picked, recurrent=replaces))
     if not chosen:
+        told = repr(picked) if before or not replaces else f"layer={layer.__name__}"
         raise ValueError(
-            f"`before` must pick at least one layer; {before!r} picks none of the weight layers of "
+            f"`before` must pick at least one layer; {told} picks none of the weight layers of "
             f"{type(model).__name__}. Give a predicate, or 'all' for convolutions too."
         )
     for name, module in chosen.items():
         if hasattr(module, INSERTED) or hasattr(module, _CONVERTED):
             raise ValueError(f"`model` has dropout added to {name or 'it'} already; call remove_dropout(model) first.")
-    if layer in (DropConnectLinear, GaussianLinear):
-        _check_convertible(chosen, layer)
-        for module in chosen.values():
-            _convert(module, layer, p)
+    if replaces:
+        for module, stochastic in _pairs(chosen, layer):
+            _convert(module, stochastic, p)
         return model
     for module in chosen.values():
         module.add_module(INSERTED, layer(p).to(next(module.parameters()).device).train(module.training))
@@ -175,8 +192,8 @@ def remove_dropout(model: Model) -> Model:
                     del module._forward_pre_hooks[key]
         if hasattr(module, _CONVERTED):
             delattr(module, _CONVERTED)
-            delattr(module, "p" if isinstance(module, DropConnectLinear) else "log_std")
-            module.__class__ = nn.Linear
+            delattr(module, "p" if isinstance(module, DropConnect) else "log_std")
+            module.__class__ = _PLAIN[type(module)]
     return model
 
 
@@ -225,13 +242,13 @@ def _yes(value: bool) -> str:
 # ------------------------------------------------------------------------------ choosing
 
 
-def _chosen(model: nn.Module, before: Before) -> Iterator[tuple[str, nn.Module]]:
+def _chosen(model: nn.Module, before: Before, recurrent: bool) -> Iterator[tuple[str, nn.Module]]:
     if not callable(before) and before not in ("linear", "all"):
         raise ValueError(f"`before` must be 'linear', 'all' or a predicate; got {before!r}.")
     # attention takes the weights of its output layer and never calls it
     bypassed = {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     for name, module in model.named_modules():
-        if module in bypassed or not _has_weights(module):
+        if module in bypassed or not (_has_weights(module) or (recurrent and isinstance(module, nn.RNNBase))):
             continue
         if before == "linear":
             wanted = _is_linear(module)
@@ -259,23 +276,34 @@ def _takes_name(predicate: Callable[..., bool]) -> bool:
     return len(kinds) > 1
 
 
-# ------------------------------------------------------------------------------ linear layers with random weights
+# ------------------------------------------------------------------------------ layers with random weights
 
 
-def _check_convertible(chosen: dict[str, nn.Module], layer: Any) -> None:
+def _replaced_by(layer: Any) -> Callable[[nn.Module], bool]:
+    """Whether a module is of a kind that `layer` takes the place of."""
+    if layer is DropConnect:
+        return lambda m: _is_linear(m) or isinstance(m, (_ConvNd, nn.RNNBase))
+    return _is_linear if _PLAIN[layer] is nn.Linear else lambda m: isinstance(m, _PLAIN[layer])
+
+
+def _pairs(chosen: dict[str, nn.Module], layer: Any) -> list[tuple[nn.Module, Any]]:
+    """Each module with what takes its place; refuses one that has nothing, before any is changed."""
+    places = {_PLAIN[c]: c for c in _PLAIN if c is layer or (layer is DropConnect and issubclass(c, DropConnect))}
     for name, module in chosen.items():
-        if type(module) is not nn.Linear:
+        if type(module) not in places:
+            kinds = ", ".join(f"nn.{plain.__name__}" for plain in places)
             raise ValueError(
-                f"`layer` {layer.__name__} takes the place of nn.Linear; {name or 'the model'} is a "
+                f"`layer` {layer.__name__} takes the place of {kinds}; {name or 'the model'} is a "
                 f"{type(module).__name__}. Choose others with `before`."
             )
+    return [(module, places[type(module)]) for module in chosen.values()]
 
 
 def _convert(module: nn.Module, layer: Any, p: float) -> None:
-    """A linear layer becomes a stochastic one: same object, same parameters, another class."""
+    """A plain layer becomes a stochastic one: same object, same parameters, another class."""
     module.__class__ = layer
     setattr(module, _CONVERTED, layer.__name__)
-    if isinstance(module, DropConnectLinear):
+    if isinstance(module, DropConnect):
         module.p = float(p)
     elif isinstance(module, GaussianLinear):
         std = module.weight.detach().abs().clamp_min(1e-3) * math.sqrt(p / (1 - p))

@@ -4,10 +4,12 @@
     GaussianDropout(p)      units times N(1, p/(1-p)): the same mean and variance; in front of a Linear or Conv
     ConcreteDropout(p)      dropout with a rate that is learned; in front of a Linear or Conv
     DropConnectLinear(...)  instead of a Linear: single weights are dropped
+    DropConnectConv2d(...)  instead of a Conv2d (1d, 3d), DropConnectLSTM of an LSTM, DropConnectGRU of a GRU
     GaussianLinear(...)     instead of a Linear: each weight has a mean and a standard deviation (mean-field VI)
 
 `p` is always the rate of being dropped. Random in training mode and under `bbalpha.sample`; otherwise each
-layer is its mean. Every row has draws of its own, or under ``sample(..., masks="shared")`` one for all rows.
+layer is its mean. Every row has draws of its own, or under ``sample(..., masks="shared")`` one for all rows; weights
+of convolutions and of recurrent layers are always drawn once for all rows of a pass.
 
     net = nn.Sequential(nn.Linear(4, 50), nn.ReLU(), Dropout(0.1), nn.Linear(50, 1))
 """
@@ -117,7 +119,24 @@ class ConcreteDropout(nn.Module):
         return f"rate={self.rate.item():.3g}, temperature={self.temperature}"
 
 
-class DropConnectLinear(nn.Linear):
+class DropConnect(nn.Module):
+    """What layers with dropped weights have in common: single weights are 0 or 1/(1-p) times themselves.
+
+    Not a layer by itself. ``add_dropout(model, p, layer=DropConnect)`` takes the one that fits for every Linear,
+    Conv, LSTM and GRU of a model.
+
+    Attributes:
+        p: The rate of a weight being dropped.
+    """
+
+    p: float
+
+    def extra_repr(self) -> str:
+        """The sizes and the rate shown by print."""
+        return f"{super().extra_repr()}, p={self.p}"
+
+
+class DropConnectLinear(DropConnect, nn.Linear):
     """nn.Linear with single weights dropped at rate `p` (Wan et al., 2013).
 
     With draws of its own every row needs a mask of the size of the weights: for wide layers use
@@ -144,9 +163,114 @@ class DropConnectLinear(nn.Linear):
         """The linear map of `input` (N, ..., in_features) with dropped weights: (N, ..., out_features)."""
         return _called(drop_connect, input, self.weight, self.bias, self.p, self.training)
 
-    def extra_repr(self) -> str:
-        """The sizes and the rate shown by print."""
-        return f"{super().extra_repr()}, p={self.p}"
+
+class _DropConnectConv(DropConnect):
+    weight: Tensor
+    bias: Tensor | None
+    _conv_forward: Callable[[Tensor, Tensor, Tensor | None], Tensor]  # of torch's layer
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] = 1,
+        padding: str | int | tuple[int, ...] = 0,
+        dilation: int | tuple[int, ...] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        *,
+        p: float = 0.5,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        sizes = in_channels, out_channels, kernel_size, stride, padding, dilation, groups
+        super().__init__(*sizes, bias, padding_mode, device, dtype)
+        self.p = _check_rate(p)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The convolution of `input` with dropped weights, shapes as in torch's layer."""
+        return self._conv_forward(input, F.dropout(self.weight, self.p, self.training), self.bias)
+
+
+class DropConnectConv1d(_DropConnectConv, nn.Conv1d):
+    """nn.Conv1d with single weights dropped at rate `p`: one draw for all rows of a pass.
+
+    A draw for every row would be a convolution for every row; `masks` makes no difference to it.
+
+    >>> DropConnectConv1d(2, 4, 3, p=0.1)
+    DropConnectConv1d(2, 4, kernel_size=(3,), stride=(1,), p=0.1)
+    """
+
+
+class DropConnectConv2d(_DropConnectConv, nn.Conv2d):
+    """nn.Conv2d with single weights dropped at rate `p`: one draw for all rows of a pass (see DropConnectConv1d)."""
+
+
+class DropConnectConv3d(_DropConnectConv, nn.Conv3d):
+    """nn.Conv3d with single weights dropped at rate `p`: one draw for all rows of a pass (see DropConnectConv1d)."""
+
+
+class _DropConnectRNN(DropConnect):
+    _plain: type[nn.RNNBase]  # torch's layer
+    _flat_weights_names: list[str]
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        p: float = 0.5,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        sizes = input_size, hidden_size, num_layers
+        super().__init__(*sizes, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype)
+        self.p = _check_rate(p)
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """The output and the last states with dropped weights, shapes as in torch's layer."""
+        weights = (getattr(self, name) for name in self._flat_weights_names)
+        dropped = [F.dropout(w, self.p, self.training) if w.ndim > 1 else w for w in weights]
+        return self._plain.forward(_Reweighted(self, dropped), input, hx)
+
+
+class DropConnectLSTM(_DropConnectRNN, nn.LSTM):
+    """nn.LSTM with single weights dropped at rate `p`, those of the input and of the state: biases are kept.
+
+    One draw for all rows and time steps of a pass, as for convolutions; `masks` makes no difference to it.
+    `dropout` between the layers is torch's, and comes on top.
+
+    >>> DropConnectLSTM(3, 8, p=0.1)
+    DropConnectLSTM(3, 8, p=0.1)
+    """
+
+    _plain = nn.LSTM
+
+
+class DropConnectGRU(_DropConnectRNN, nn.GRU):
+    """nn.GRU with single weights dropped at rate `p`: one draw for all rows of a pass (see DropConnectLSTM)."""
+
+    _plain = nn.GRU
+
+
+class _Reweighted:
+    """A recurrent layer with other weights, for one call; the layer itself is not changed, so threads may share it."""
+
+    def __init__(self, layer: nn.Module, weights: list[Tensor]) -> None:
+        self._layer, self._flat_weights = layer, weights
+
+    def _update_flat_weights(self) -> None:
+        """They are up to date."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
 
 
 class GaussianLinear(nn.Linear):

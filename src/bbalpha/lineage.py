@@ -75,9 +75,12 @@ class Lineage(Interception):
             return out
         if name in _DROPOUTS or (name == "bernoulli_" and self.rate):
             _mark(out, (1.0 if name == "bernoulli_" else before[0]) * (1 - self.rate))
+            if self.rate and self._name(given[0]):  # a weight that is dropped itself
+                out._bbalpha_weight = self._name(given[0])
         elif func in _RECURRENT:
-            self._feed([p for p in given if "weight_ih_l0" in self._name(p)], before[0])
-            self._feed([p for p in given if "weight_ih_l" in self._name(p)], 1 - self.rate)
+            for p, own in zip(given, before, strict=True):
+                below = before[0] if "weight_ih_l0" in self._name(p) else 1 - self.rate
+                self._feed([p], own * (below if "weight_ih_l" in self._name(p) else 1.0))
         elif name in _WEIGHTED:
             self._feed(given, math.prod(before))
         elif name in _ZERO_PRESERVING:
@@ -95,9 +98,9 @@ class Lineage(Interception):
             self._keep.setdefault(name, keep)
 
     def _name(self, t: Tensor) -> str:
-        """The parameter that `t` is, or is a view of; "" if none."""
-        known: str = self.names.get(id(t)) or self.names.get(id(t._base), "")
-        return known if t.ndim > 1 else ""
+        """The parameter that `t` is, is a view of, or is with entries dropped; "" if none."""
+        known = self.names.get(id(t)) or self.names.get(id(t._base)) or getattr(t, "_bbalpha_weight", "")
+        return str(known) if t.ndim > 1 else ""
 
 
 class Probe(Interception):

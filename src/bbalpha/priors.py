@@ -15,13 +15,13 @@ the KL is divided by `n_data`.
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from bbalpha.layers import ConcreteDropout, DropConnectLinear, GaussianDropout
+from bbalpha.layers import ConcreteDropout, DropConnect, GaussianDropout
 from bbalpha.sites import INSERTED, is_norm
 
 
@@ -125,6 +125,8 @@ def _feeding(model: nn.Module) -> dict[str, list[nn.Module]]:
     for name, module in model.named_modules():
         if _is_weight_layer(module) and not isinstance(module, HasPriorKL) and _own_noise(module):
             found.setdefault(_join(name, "weight"), _own_noise(module))
+        if _is_recurrent(module):
+            found = _recurrent_noise(module, name, []) | found
         if not isinstance(module, nn.Sequential) or module in inner:
             continue
         noises: list[nn.Module] = []
@@ -137,6 +139,9 @@ def _feeding(model: nn.Module) -> dict[str, list[nn.Module]]:
                 if noises and not isinstance(child, HasPriorKL):
                     found[_join(child_name, "weight")] = noises
                 noises = []
+            elif _is_recurrent(child):
+                found |= _recurrent_noise(child, child_name, noises)
+                noises = []
             elif not isinstance(child, (nn.Sequential, *_ZERO_PRESERVING)):
                 noises = []
     return found
@@ -146,7 +151,26 @@ def _own_noise(layer: nn.Module) -> list[nn.Module]:
     """The noise a weight layer has of itself: what `add_dropout` inserted, or dropped weights."""
     inserted = getattr(layer, INSERTED, None)
     own: list[nn.Module] = [inserted] if isinstance(inserted, _NOISE) else []
-    return [*own, layer] if isinstance(layer, DropConnectLinear) else own
+    return [*own, layer] if isinstance(layer, DropConnect) else own
+
+
+def _is_recurrent(module: nn.Module) -> TypeGuard[nn.RNNBase]:
+    """A recurrent layer of ours: its weights have several names."""
+    return isinstance(module, nn.RNNBase) and isinstance(module, DropConnect)
+
+
+def _recurrent_noise(layer: nn.RNNBase, name: str, before: list[nn.Module]) -> dict[str, list[nn.Module]]:
+    """The noise on each of its weights: their own, and that of the input or of the layer below.
+
+    A learned rate in front of it is not taken in: two directions would count its entropy twice.
+    """
+    before = [n for n in before if not isinstance(n, ConcreteDropout)]
+    found: dict[str, list[nn.Module]] = {}
+    for leaf, parameter in layer.named_parameters(recurse=False):
+        if parameter.ndim > 1:
+            below = [] if "_ih_" not in leaf else before if "_l0" in leaf else [nn.Dropout(layer.dropout)]
+            found[_join(name, leaf)] = [*below, layer]
+    return found
 
 
 def _chain(module: nn.Sequential, name: str) -> Iterator[tuple[str, nn.Module]]:
