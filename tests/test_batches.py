@@ -17,9 +17,9 @@ def joined(groups, start):
 @pytest.mark.parametrize("total", [None, 100])
 def test_rows_are_held_in_one_place_that_at_most_doubles(axis, total):
     x = torch.randn(3, 100, 2).movedim(1, axis)
-    rows = batches._Rows(axis, total)
+    rows = batches._Rows(axis)
     for part in x.split(7, axis):
-        rows.add((part,), part.shape[axis])
+        rows.add((part,), part.shape[axis], total=total)
         assert len(rows.held) == 1
         assert rows.held[0].shape[axis] <= (total or 2 * rows.count)
     assert torch.equal(rows.joined()[0], x)
@@ -27,8 +27,8 @@ def test_rows_are_held_in_one_place_that_at_most_doubles(axis, total):
 
 def test_one_batch_is_not_copied():
     x = torch.randn(5, 2)
-    rows = batches._Rows(0, 5)
-    rows.add((x,), 5)
+    rows = batches._Rows(0)
+    rows.add((x,), 5, total=5)
     assert rows.joined()[0].data_ptr() == x.data_ptr()
 
 

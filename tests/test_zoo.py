@@ -33,7 +33,8 @@ def tensors(outputs):
 
 
 def plan_of(model, strategy="auto"):
-    (plan,) = [plan for key, (_, plan) in planning._PLANS[model].items() if strategy in key]
+    (memory,) = planning._MEMORY[model].values()
+    (plan,) = [plan for key, plan in memory.plans.items() if strategy in key]
     return plan
 
 

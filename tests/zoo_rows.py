@@ -161,7 +161,7 @@ class Data:
         self.x, self.edge_index = x, edge_index
 
 
-@case(NODES, interacts=True, whole=True)
+@case(NODES, interacts=True, whole=True, may_refuse=True)
 def graph_in_an_object():
     class Net(Graph):
         def forward(self, data):
@@ -264,7 +264,7 @@ def packed() -> PackedSequence:
     return pack_sequence([torch.randn(t, 4) for t in (5, 2, 4, 4)], enforce_sorted=False)
 
 
-@case(4, whole=True)
+@case(4, whole=True, may_refuse=True)
 def packed_sequence():
     return Classifier(3), packed()
 

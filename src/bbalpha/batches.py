@@ -86,25 +86,70 @@ def collect(model: nn.Module, x: Any, passes: Passes, reduce: Reduce, *, row_axi
             f"got {type(x).__name__}."
         )
     whole = isinstance(x, (Tensor, tuple, list, Mapping, np.ndarray, PackedSequence)) or not isinstance(x, Iterable)
-    total = Inputs.of(x, passes.batch_dim, model=model).rows if whole else None
-    rows = _Rows(row_axis, total)
     seeded = drawn_seed() if passes.seed is None else nullcontext(passes.seed)
-    with steady(), seeded as base, torch.no_grad(), _bar(x, total, passes.progress) as bar:
+    with steady(), seeded as seed, torch.no_grad():
+        try:
+            return _collected(model, x, passes, reduce, seed, row_axis, whole)
+        except _NotOneFunctionError as error:  # what is drawn hangs on the rows of a batch
+            if not whole:
+                raise ValueError(
+                    '`masks="shared"` cannot be kept from batch to batch: which modules of this model draw depends on '
+                    'the rows. Give all rows at once, or use masks="per_example".'
+                ) from error
+            return _collected(model, x, passes, reduce, seed, row_axis, whole, together=True)
+
+
+def _collected(
+    model: nn.Module, x: Any, passes: Passes, reduce: Reduce, base: int, axis: int, whole: bool, together: bool = False
+) -> tuple[Tensor, ...]:
+    """`collect` of what was checked; `together` runs all rows at once."""
+    rows = _Rows(axis)
+    witness = _Witness()
+    total = Inputs.of(x, passes.batch_dim, model=model).rows if whole else None
+    with _bar(x, total, passes.progress) as bar:
         for part in (x,) if whole else x:
             given = Inputs.of(part, passes.batch_dim, model=model)
             plan = _planned(model, given, passes)
-            for inputs, group, chunk in _cut(model, given, passes, plan):
+            for inputs, group, chunk in _cut(model, given, passes, plan, together):
                 _check_inputs(inputs, rows.count)
                 # one function a pass for all rows when masks are shared; else every batch draws its own
                 own = rows.count > 0 and passes.masks == "per_example"
                 seed = fast_masks.pass_seed(base, rows.count) if own else base
-                reduced = reduce(_groups(model, inputs, plan, passes, group, chunk, seed), rows.count)
-                _check_rows(reduced, inputs, given, plan, row_axis)
-                count = reduced[0].shape[row_axis]
-                rows.add(reduced, count)
+                witness.begin(passes)
+                reduced = reduce(_groups(model, inputs, plan, passes, group, chunk, seed, witness), rows.count)
+                count = _check_rows(reduced, inputs, given, plan, axis)
+                rows.add(reduced, count, total=_total(given, plan) if whole else None)
                 bar.update(count if whole else 0)
             bar.update(0 if whole else 1)
     return rows.joined()
+
+
+def _total(given: Inputs, plan: Plan) -> int | None:
+    return given.rows if plan.rows is None else replace(given, axes=plan.rows.axes).rows
+
+
+class _NotOneFunctionError(Exception):
+    """Pass k of one batch drew in other modules than pass k of another."""
+
+
+class _Witness:
+    """Sees to it that, with shared masks, the same modules draw for every batch: else the draws are not the same."""
+
+    def __init__(self) -> None:
+        self.first: list[tuple[str, ...]] = []
+        self.now: list[tuple[str, ...]] | None = None
+
+    def begin(self, passes: Passes) -> None:
+        """A batch begins."""
+        self.now = None if passes.masks != "shared" else self.first if self.now is None else []
+
+    def __call__(self, drawn: tuple[str, ...]) -> None:
+        """A pass was run."""
+        if self.now is None:
+            return
+        self.now.append(drawn)
+        if self.now is not self.first and drawn != self.first[len(self.now) - 1]:
+            raise _NotOneFunctionError
 
 
 # ------------------------------------------------------------------------------ cutting
@@ -116,7 +161,9 @@ def _planned(model: nn.Module, inputs: Inputs, passes: Passes) -> Plan:
         return find_plan(model, inputs, "auto", passes.masks == "shared", True)
 
 
-def _cut(model: nn.Module, inputs: Inputs, passes: Passes, plan: Plan) -> Iterator[tuple[Inputs, int, int]]:
+def _cut(
+    model: nn.Module, inputs: Inputs, passes: Passes, plan: Plan, together: bool
+) -> Iterator[tuple[Inputs, int, int]]:
     """Batches of rows, how many passes to reduce at a time, and how many of these to run at a time.
 
     Many rows at a time rather than few: what a pass costs besides its rows (masks that are shared, weights that are
@@ -134,7 +181,7 @@ def _cut(model: nn.Module, inputs: Inputs, passes: Passes, plan: Plan) -> Iterat
     calls = max(1, _BUDGET // width)  # rows times passes whose activations are held
     group = min(passes.n_passes, max(1, _BUDGET // numbers))
     size = passes.batch_size or max(1, min(calls, _BUDGET // (group * numbers)))
-    if plan.rows is None or not plan.rows.independent:
+    if together or plan.rows is None or not plan.rows.independent or (passes.masks == "shared" and plan.rows.ragged):
         size = N
     chunk = max(1, calls // max(1, min(size, N)))
     if size >= N:
@@ -145,7 +192,14 @@ def _cut(model: nn.Module, inputs: Inputs, passes: Passes, plan: Plan) -> Iterat
 
 
 def _groups(
-    model: nn.Module, inputs: Inputs, plan: Plan, passes: Passes, group: int, chunk: int, seed: int
+    model: nn.Module,
+    inputs: Inputs,
+    plan: Plan,
+    passes: Passes,
+    group: int,
+    chunk: int,
+    seed: int,
+    witness: _Witness,
 ) -> Iterator[Any]:
     """The outputs of one batch, `group` passes at a time, rows behind the passes."""
     for first in range(0, passes.n_passes, group):
@@ -155,8 +209,9 @@ def _groups(
             own = None  # no seed reaches it
         with _explained(model, inputs):
             outputs = run_passes(
-                model, inputs, count, masks=passes.masks, seed=own, chunk_size=chunk, evaluation=True, plan=plan
-            )
+                model, inputs, count, masks=passes.masks, seed=own, chunk_size=chunk, evaluation=True, plan=plan,
+                witness=witness,
+            )  # fmt: skip
         yield outputs if plan.rows is None else _rows_behind_passes(outputs, plan.rows.outputs)
 
 
@@ -168,24 +223,28 @@ def _rows_behind_passes(outputs: Any, axes: tuple[int | None, ...]) -> Any:
     return tree_unflatten(moved, spec)
 
 
-def _check_rows(reduced: tuple[Tensor, ...], inputs: Inputs, given: Inputs, plan: Plan, axis: int) -> None:
-    """As many rows come out as go in, on an axis that is known to be theirs."""
+def _check_rows(reduced: tuple[Tensor, ...], inputs: Inputs, given: Inputs, plan: Plan, axis: int) -> int:
+    """How many rows came out: as many as went in, on an axis that is known to be theirs."""
     came = reduced[0].shape[axis]
-    if plan.rows is not None and plan.rows.answers and came == inputs.rows:
-        return
+    rows = plan.rows
     where = "" if given.batch_dim is None else f" on axis {given.batch_dim} (`batch_dim`)"
-    lengths = {t.shape[given.batch_dim or 0] for t in given.tensors if t.ndim > (given.batch_dim or 0)}
-    if plan.rows is not None and not plan.rows.answers and inputs.rows:
+    if rows is not None and not rows.answers and inputs.rows:
         raise ValueError(
             f"`model` must return one output a row; its output does not follow the {inputs.rows} rows of `x`{where}. "
             "Say with `batch_dim` which axis of which input counts the rows."
         )
-    known = {given.rows} if not given.tensors and given.rows is not None else lengths
-    if known and came not in known:
+    if rows is not None and rows.answers:
+        known = [inputs.rows]
+    elif given.tensors:  # nobody could tell: any input may have the rows
+        known = [t.shape[given.batch_dim or 0] for t in given.tensors if t.ndim > (given.batch_dim or 0)]
+    else:
+        known = [came if given.rows is None else given.rows]
+    if came not in known:
         raise ValueError(
-            f"`model` must return as many rows as it is given; got {came} rows for {sorted(known)}{where}. "
+            f"`model` must return as many rows as it is given; got {came} rows for {known[0]}{where}. "
             "Say with `batch_dim` which axis of which input counts the rows."
         )
+    return came
 
 
 @contextmanager
@@ -207,18 +266,18 @@ class _Rows:
     large ones that do not, leave holes that the allocator cannot use.
     """
 
-    def __init__(self, axis: int, total: int | None) -> None:
-        self.axis, self.total, self.count = axis, total, 0
+    def __init__(self, axis: int) -> None:
+        self.axis, self.count = axis, 0
         self.held: list[Tensor] = []
 
-    def add(self, tensors: tuple[Tensor, ...], rows: int) -> None:
-        """Take the next rows."""
-        if not self.held and rows == self.total:
+    def add(self, tensors: tuple[Tensor, ...], rows: int, *, total: int | None = None) -> None:
+        """Take the next rows, of `total` where that is known."""
+        if not self.held and rows == total:
             self.held, self.count = list(tensors), rows
             return
         room = self.held[0].shape[self.axis] if self.held else 0
         if not self.held or self.count + rows > room:
-            room = max(2 * room, self.count + rows) if self.total is None else self.total
+            room = max(2 * room, self.count + rows, total or 0)
             self.held = [self._enlarged(i, t, room) for i, t in enumerate(tensors)]
         for whole, t in zip(self.held, tensors, strict=True):
             place = whole.narrow(self.axis, self.count, rows)

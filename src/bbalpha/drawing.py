@@ -34,12 +34,12 @@ class Place:
     Attributes:
         axis: Their axis; None if the tensor has none, as a weight has not.
         fold: How many entries of the axis belong to a row, such as heads; 0 if that varies.
-        rows_first: With several entries a row, whether those of a row stand together.
+        rows_first: With several entries a row, whether those of a row stand together; None if nobody knows.
     """
 
     axis: int | None
     fold: int = 1
-    rows_first: bool = True
+    rows_first: bool | None = None
 
 
 Where = Callable[[torch.Size], Place | None]  # asked at every draw, in order; None if nobody knows
@@ -79,6 +79,7 @@ class Drawing:
         self.index = index
         self.observer = observer
         self.fired = 0
+        self.in_attention = False  # torch's own, which folds the heads of a row together
 
     # ---- what random calls are made of
 
@@ -106,12 +107,9 @@ class Drawing:
         rows = self._split(like, place)
         per_pass = rows.shape[1:] if self.layout == "stacked" else rows.shape
         drawn, expand = self._drawn(per_pass, place)
-        values = torch.stack(
-            [
-                fill(torch.empty(drawn, dtype=like.dtype, device=like.device), generator)
-                for generator in self.passes.generators
-            ]
-        )
+        with self.passes.plain():
+            empty = torch.empty((self.passes.count, *drawn), dtype=like.dtype, device=like.device)
+            values = torch.stack([fill(e, g) for e, g in zip(empty, self.passes.generators, strict=True)])
         values = self._per_pass(expand(values))
         if values.shape != rows.shape:  # one draw for all rows
             values = values.expand_as(rows).contiguous()
@@ -166,9 +164,10 @@ class Drawing:
     def normal_weights(self, x: Tensor, weight: Tensor) -> tuple[Tensor, int]:
         """Standard normal numbers of the shape of `weight` in the same way (G, ...), and the axis of rows."""
         groups, axis = self._groups(x)
-        empty = weight.new_empty((self.passes.count, groups, *weight.shape))
-        values = [e.normal_(generator=g) for e, g in zip(empty, self.passes.generators, strict=True)]
-        return self._grouped(torch.stack(values)), axis
+        with self.passes.plain():
+            empty = weight.new_empty((self.passes.count, groups, *weight.shape))
+            values = torch.stack([e.normal_(generator=g) for e, g in zip(empty, self.passes.generators, strict=True)])
+        return self._grouped(values), axis
 
     def _groups(self, x: Tensor) -> tuple[int, int]:
         """How many draws the rows of one pass of `x` (..., D) have: one, or one a row; and the axis of rows."""
@@ -206,6 +205,10 @@ class Drawing:
         rows = self.rows * (self.passes.count if self.layout == "stacked" else 1)
         if place.axis >= len(shape) or place.fold == 0 or shape[place.axis] != place.fold * rows:
             raise refused(f"a random call on a tensor of shape {tuple(shape)} was for other rows before")
+        if place.fold > 1 and place.rows_first is None:
+            if not self.in_attention:
+                raise refused(f"nobody knows the order of rows and others in a tensor of shape {tuple(shape)}")
+            place = Place(place.axis, place.fold, rows_first=True)
         return place
 
     def _split(self, x: Tensor, place: Place | None) -> Tensor:

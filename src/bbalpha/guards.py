@@ -11,12 +11,13 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._functorch import pyfunctorch
 
 
 class steady:  # noqa: N801 - a context, called like a function
@@ -66,7 +67,28 @@ class drawn_seed:  # noqa: N801 - a context, called like a function
 
 def draw_seed(generator: torch.Generator | None) -> int:
     """A seed from `generator`; None is torch's global one."""
-    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
+    with outside_transforms():
+        return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
+
+
+def outside_transforms() -> AbstractContextManager[Any]:
+    """A context outside of the torch.func transforms that are at work: random calls and values of tensors are plain."""
+    if not torch._C._are_functorch_transforms_active():
+        return nullcontext()
+    return pyfunctorch.temporarily_clear_interpreter_stack()
+
+
+def concrete(t: Tensor) -> Tensor:
+    """A tensor with values that Python may read, for one that a torch.func transform has wrapped; of a batch the first.
+
+    >>> torch.func.vmap(lambda t: (concrete(t) == 1.0).all() * t)(torch.ones(2, 3)).shape
+    torch.Size([2, 3])
+    """
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(t):
+        value: Tensor = functorch.get_unwrapped(t)
+        t = value.select(functorch.maybe_get_bdim(t), 0) if functorch.is_batchedtensor(t) else value
+    return t
 
 
 # ------------------------------------------------------------------------------ compiled code

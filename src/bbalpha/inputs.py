@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from bbalpha.guards import concrete
+
 BatchDim = int | tuple[Any, ...] | list[Any] | Mapping[str, Any]  # an axis, or one (or None) for every input
 Axes = tuple[int | None, ...]
 
@@ -101,6 +103,10 @@ class Inputs:
     def fresh(self) -> "Inputs":
         """Copies, so that layers that work in place spare the caller's tensors."""
         return self._with([t.clone() for t in self.tensors])
+
+    def concrete(self) -> "Inputs":
+        """Tensors whose values Python may read, where a torch.func transform is at work."""
+        return self._with([concrete(t) for t in self.tensors]) if torch._C._are_functorch_transforms_active() else self
 
     def narrow(self, start: int, count: int) -> "Inputs":
         """The rows from `start` on, `count` of them."""

@@ -34,8 +34,12 @@ class Interception(Drawing, TorchFunctionMode):
         body = _BODIES.get(func)
         if body is None:
             return func(*args, **kwargs)
-        with self:
-            return body(*args, **kwargs)
+        self.in_attention, before = func is F.multi_head_attention_forward, self.in_attention
+        try:
+            with self:
+                return body(*args, **kwargs)
+        finally:
+            self.in_attention = before
 
 
 # ------------------------------------------------------------------------------ handlers: dropout and its kin

@@ -13,12 +13,14 @@ the passes are run: one by one, stacked in one batch, under vmap, in chunks, in 
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bbalpha.guards import outside_transforms
 from bbalpha.objectives import apply_function
 
 _threshold = torch.ops.aten.threshold_backward  # (x, noise, t): x where noise > t, else 0; broadcasts
@@ -67,11 +69,6 @@ def pass_seed(seed: int, index: int) -> int:
     return h ^ (h >> 16)
 
 
-def draw_seed() -> int:
-    """A seed drawn from torch's global generator, which moves on as it does for nn.Dropout."""
-    return int(torch.empty((), dtype=torch.int64).random_().item())
-
-
 class Passes:
     """The generators of `count` passes from `first` on, and the noise they draw.
 
@@ -86,6 +83,11 @@ class Passes:
         self.device = device
         where = () if device is None or device.type == "cpu" else (device,)
         self.generators = [torch.Generator(*where).manual_seed(pass_seed(seed, k)) for k in range(first, first + count)]
+        self.transformed = torch._C._are_functorch_transforms_active()
+
+    def plain(self) -> AbstractContextManager[Any]:
+        """A context to draw in: outside of torch.func transforms that were at work before the passes began."""
+        return outside_transforms() if self.transformed else nullcontext()
 
     def part(self, start: int, count: int) -> "Passes":
         """At most `count` of these passes, before anything was drawn."""
@@ -93,15 +95,21 @@ class Passes:
 
     def noise(self, shape: Sequence[int], rate: float) -> Noise:
         """Noise of shape (count, *shape) that drops units at `rate`, each pass from its own generator."""
-        return draw_noise(self.generators, [(shape, rate)], self.device)[0]
+        return self._drawn([(shape, rate)])[0]
 
     def noises(self, sites: Sequence[tuple[Sequence[int], float]]) -> list[Noise]:
         """The noise of several sites at once, as if asked for one after the other."""
-        return draw_noise(self.generators, sites, self.device)
+        return self._drawn(sites)
 
     def factors(self, sites: Sequence[tuple[Sequence[int], float]], dtype: torch.dtype) -> list[Noise]:
         """`noises` as numbers to multiply with: fewer steps where there is little to do."""
-        return draw_noise(self.generators, sites, self.device, dtype)
+        return self._drawn(sites, dtype)
+
+    def _drawn(self, sites: Sequence[tuple[Sequence[int], float]], dtype: torch.dtype | None = None) -> list[Noise]:
+        if not self.transformed:
+            return draw_noise(self.generators, sites, self.device, dtype)
+        with self.plain():
+            return draw_noise(self.generators, sites, self.device, dtype)
 
 
 def draw_noise(

@@ -18,40 +18,77 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_flatten, tree_map
 
 from bbalpha import chains, tracing
+from bbalpha.drawing import NotShareableError
+from bbalpha.guards import outside_transforms
 from bbalpha.inputs import Inputs
 from bbalpha.layers import DropConnectLinear, GaussianLinear
-from bbalpha.rows import Places, Rows, a_few, find_rows, near
+from bbalpha.rows import Places, Rows, a_few, find_rows, near, refused
 from bbalpha.running import Plan, Run
 from bbalpha.sites import may_be_random
 from bbalpha.tracing import Trace, trace
 
 Strategy = Literal["auto", "vmap", "repeat", "loop"]
 Key = tuple[Any, ...]
-_PLANS: "WeakKeyDictionary[nn.Module, dict[Key, tuple[list[weakref.ref[nn.Module]], Plan]]]" = WeakKeyDictionary()
+
+
+class _Memory:
+    """What was found out about a model in one state.
+
+    Attributes:
+        modules: Its modules; a new one may have the address of an old one, so the address does not tell.
+        plans: By inputs and options.
+        rows: By inputs and the modules that are switched on.
+    """
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self.modules = [weakref.ref(m) for m in modules]
+        self.plans: dict[Key, Plan] = {}
+        self.rows: dict[Key, Rows | None] = {}
+
+    def holds(self, modules: list[nn.Module]) -> bool:
+        """Whether these are the modules it was made for."""
+        for ref, m in zip(self.modules, modules, strict=True):  # noqa: SIM110 - half the time of all()
+            if ref() is not m:
+                return False
+        return True
+
+
+_MEMORY: "WeakKeyDictionary[nn.Module, dict[Key, _Memory]]" = WeakKeyDictionary()
 
 
 def find_plan(model: nn.Module, inputs: Inputs, strategy: Strategy, shared: bool, evaluation: bool) -> Plan:
     """The remembered plan for this model in this state and inputs of this kind, made where there is none."""
+    memory = _remembered(model)
+    key = (inputs.kind, strategy, shared, evaluation)
+    plan = memory.plans.get(key)
+    if plan is None:
+        given = inputs.concrete()
+        try:
+            with outside_transforms():
+                plan = _make_plan(model, given, strategy, shared, evaluation, memory)
+        except NotShareableError as error:
+            raise ValueError(refused(error)) from error
+        if plan.rows is None or plan.rows.certain:
+            memory.plans[key] = plan
+    return plan
+
+
+def _remembered(model: nn.Module) -> _Memory:
+    """What is known of `model` in the state it is in."""
     modules: list[nn.Module] = []
     facts: list[Any] = []
     _state(model, modules, facts, {})
-    key = (tuple(facts), inputs.kind, strategy, shared, evaluation)
-    plans = _PLANS.get(model)
-    known = None if plans is None else plans.get(key)
-    if known is not None:
-        refs, plan = known
-        for ref, m in zip(refs, modules, strict=True):
-            if ref() is not m:  # a new module may have the address of an old one
-                break
-        else:
-            return plan
-    plan = _make_plan(model, inputs, strategy, shared, evaluation)
-    if plan.rows is None or plan.rows.certain:
-        plans = _PLANS.setdefault(model, {})
-        if len(plans) > 32:
-            plans.clear()
-        plans[key] = ([weakref.ref(m) for m in modules], plan)
-    return plan
+    state = tuple(facts)
+    states = _MEMORY.get(model)
+    memory = None if states is None else states.get(state)
+    if memory is None or not memory.holds(modules):
+        states = _MEMORY.setdefault(model, {})
+        if len(states) > 16:
+            states.clear()
+        memory = states[state] = _Memory(modules)
+    elif len(memory.plans) > 32:
+        memory.plans.clear()
+    return memory
 
 
 # ------------------------------------------------------------------------------ the state of a model
@@ -110,7 +147,9 @@ def _attributes(attributes: dict[str, Any], seen: dict[int, None]) -> Iterable[A
 # ------------------------------------------------------------------------------ making a plan
 
 
-def _make_plan(model: nn.Module, inputs: Inputs, strategy: Strategy, shared: bool, evaluation: bool) -> Plan:
+def _make_plan(
+    model: nn.Module, inputs: Inputs, strategy: Strategy, shared: bool, evaluation: bool, memory: _Memory
+) -> Plan:
     layers = chains.find(model) or () if isinstance(inputs.x, Tensor) and inputs.batch_dim == 0 else ()
     if strategy == "auto" and layers and model not in layers and chains.is_dense(layers, inputs.x):
         return Plan("chain", layers=layers, rows=_rows_of_a_chain(layers, inputs.x))
@@ -131,9 +170,12 @@ def _make_plan(model: nn.Module, inputs: Inputs, strategy: Strategy, shared: boo
         return plain
     plain = _check_random(model, few, seen, plain, evaluation)
     if shared or evaluation or plain.located or strategy in ("auto", "repeat"):
-        found = _rows(model, inputs, plain) if inputs.rows else None
-        if found is not None:
-            plain, few = replace(plain, rows=found[0]), found[1]
+        key = (inputs.kind, plain.only)
+        rows = memory.rows[key] if key in memory.rows else _rows(model, inputs, plain) if inputs.rows else None
+        if rows is not None:
+            plain, few = replace(plain, rows=rows), rows.tried_on(inputs)
+        if rows is None or rows.certain:
+            memory.rows[key] = rows
     return _cheapest(model, few, seen, plain, layers, strategy, shared, evaluation)
 
 
@@ -177,7 +219,7 @@ def look_at(model: nn.Module, inputs: Inputs, *, evaluation: bool) -> tuple[Inpu
     return inputs, trace(model, inputs, evaluation=evaluation)
 
 
-def _rows(model: nn.Module, inputs: Inputs, plain: Plan) -> tuple[Rows, Inputs] | None:
+def _rows(model: nn.Module, inputs: Inputs, plain: Plan) -> Rows | None:
     """Where the rows are, as the model shows in evaluation mode."""
 
     def look(some: Inputs, seed: int) -> Trace:

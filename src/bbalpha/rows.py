@@ -9,6 +9,7 @@ is given more of them instead. Sizes that happen to be equal tell nothing and ar
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice, product
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ class Rows:
         independent: Whether every row comes out as it would alone, in evaluation mode: then rows may be cut.
         certain: Whether the rows that were tried could show the opposite.
         numbers: How many numbers a row gives.
+        fewer: Whether the model can be run on fewer rows, independent or not.
     """
 
     axes: Axes
@@ -42,38 +44,57 @@ class Rows:
     independent: bool
     certain: bool
     numbers: int
+    fewer: bool = True
+
+    def tried_on(self, inputs: Inputs) -> Inputs:
+        """The rows of `inputs` to try something out on."""
+        read = replace(inputs, axes=self.axes)
+        return a_few(read) if self.fewer else read
 
     @property
     def answers(self) -> bool:
         """Whether some output has as many rows as the inputs."""
         return any(axis is not None for axis in self.outputs)
 
+    @property
+    def ragged(self) -> bool:
+        """Whether the rows themselves decide which of them a draw is for, as where rows are sent to experts."""
+        return any(p is not None and p.fold == 0 for places in self.places.values() for p in places)
+
 
 Look = Callable[[Inputs, int], Trace]  # of a seed
 Run = Callable[[Inputs, Places], Any]  # one pass with shared draws
 
 
-def find_rows(inputs: Inputs, look: Look, run: Run) -> tuple[Rows, Inputs] | None:
-    """Where a model has its rows, and a few of these to try it on; None if it does not tell.
+def find_rows(inputs: Inputs, look: Look, run: Run) -> Rows | None:
+    """Where a model has its rows; None if it does not tell.
 
     Args:
         inputs: What it is to be run on, at least one row.
         look: Traces a pass of the model, of a seed.
         run: Runs pass 0 of the model, draws shared by rows whose places it is given.
     """
-    found: list[tuple[Rows, Inputs]] = []
-    for reading in inputs.readings():
-        few = a_few(reading)
-        seen = _evidence(few, look, run)
-        if seen is not None:
-            if seen.independent:
-                return seen, few
-            found.append((seen, few))
-    for reading in [] if any(seen.answers for seen, _ in found) else inputs.readings():
-        seen = _evidence(reading, look, run, cut=False)  # whole, with rows added
-        if seen is not None:
-            found.append((seen, reading))
-    return next((f for f in found if f[0].answers), found[0] if found else None)
+    found: list[Rows] = []
+    readings = inputs.readings()
+    first = [r for r in readings if r.axes[0] is not None]  # who names one axis for several inputs means the first
+    for some in (first, [r for r in readings if r not in first]):
+        for fewer in (True, False):  # on fewer rows, or whole and with rows added
+            seen = _best(some, look, run, fewer)
+            if seen is not None and seen.answers:
+                return seen
+            found += [] if seen is None else [seen]
+    return found[0] if found else None
+
+
+def _best(readings: list[Inputs], look: Look, run: Run, fewer: bool) -> Rows | None:
+    """The first reading whose rows are independent, else the first that an output answers to, else the first."""
+    found: list[Rows] = []
+    for reading in readings:
+        seen = _evidence(a_few(reading) if fewer else reading, look, run, fewer)
+        if seen is not None and seen.independent:
+            return seen
+        found += [] if seen is None else [seen]
+    return next((f for f in found if f.answers), found[0] if found else None)
 
 
 def a_few(inputs: Inputs, most: int = 12, least: int = 5) -> Inputs:
@@ -88,10 +109,10 @@ def a_few(inputs: Inputs, most: int = 12, least: int = 5) -> Inputs:
 # ------------------------------------------------------------------------------ evidence
 
 
-def _evidence(few: Inputs, look: Look, run: Run, *, cut: bool = True) -> Rows | None:
+def _evidence(few: Inputs, look: Look, run: Run, fewer: bool) -> Rows | None:
     """What the model shows on these rows, and on others made of them; None if it fails."""
     n = few.rows or 0
-    more = torch.cat((torch.arange(n).flip(0), torch.tensor([n // 2]))) if cut else torch.arange(n + 3) % n
+    more = torch.cat((torch.arange(n).flip(0), torch.tensor([n // 2]))) if fewer else torch.arange(n + 3) % n
     try:
         ones, others = [look(few, 0)], [look(few.select(more), 0)]
         if _drawn_in(ones[0]) != _drawn_in(others[0]):  # chance decides what is run: see more of it
@@ -107,8 +128,8 @@ def _evidence(few: Inputs, look: Look, run: Run, *, cut: bool = True) -> Rows | 
     placed = [_place(a, b, n, len(more)) for a, b in shapes]
     outputs = tuple(p.axis if p is not None and p.fold == 1 else None for p in placed)
     numbers = sum(a.numel() for a, _ in shapes) // n
-    rows = Rows(few.axes, outputs, _places(ones, others, n, len(more)), False, _distinct(few), max(1, numbers))
-    return _confirmed(rows, few, run) if cut and rows.answers else rows
+    rows = Rows(few.axes, outputs, _places(ones, others, n, len(more)), False, _distinct(few), max(1, numbers), fewer)
+    return _confirmed(rows, few, run) if fewer and rows.answers else rows
 
 
 def _confirmed(rows: Rows, few: Inputs, run: Run) -> Rows:
@@ -158,12 +179,13 @@ def _drawn_in(seen: Trace) -> list[str]:
     return [name for name, _ in seen.draws]
 
 
-def _orders(places: Places) -> Iterator[Places]:
-    """`places`, and where rows are folded with something else, the other order of folding."""
-    yield places
-    if any(p is not None and p.fold > 1 for ps in places.values() for p in ps):
+def _orders(places: Places, most: int = 16) -> Iterator[Places]:
+    """`places`, and where rows are folded with something else, every order of folding, module by module."""
+    folded = [home for home, ps in places.items() if any(p is not None and p.fold > 1 for p in ps)]
+    for chosen in islice(product((True, False), repeat=len(folded)), most):
+        order = dict(zip(folded, chosen, strict=True))
         yield {
-            home: tuple(p if p is None or p.fold <= 1 else replace(p, rows_first=False) for p in ps)
+            home: tuple(p if p is None or p.fold <= 1 else replace(p, rows_first=order[home]) for p in ps)
             for home, ps in places.items()
         }
 
@@ -232,6 +254,7 @@ class Finder:
         self.places = places
         self.stack = [""]
         self.counts: dict[str, int] = {}
+        self.log: list[str] = []
 
     def __call__(self, shape: torch.Size) -> Place | None:
         """The place of the rows in the next draw, for a tensor of `shape`."""
@@ -239,6 +262,7 @@ class Finder:
         known = self.places.get(home, ())
         i = self.counts.get(home, 0)
         self.counts[home] = i + 1
+        self.log.append(home)
         if len(known) == 1:
             return known[0]
         return known[i] if i < len(known) else None
@@ -246,6 +270,7 @@ class Finder:
     def begin(self) -> "Finder":
         """Before a pass: nothing drawn yet."""
         self.counts.clear()
+        self.log.clear()
         self.stack[1:] = []
         return self
 

@@ -24,6 +24,8 @@ from bbalpha.rows import Finder, Rows
 from bbalpha.shadows import Use, shadowed
 from bbalpha.tracing import trace
 
+Witness = Callable[[tuple[str, ...]], None]  # told the modules that drew in a pass, in order
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -68,6 +70,7 @@ class Run:
         shared: One draw for all rows.
         evaluation: Everything but the random sites in evaluation mode, whatever the caller's.
         use: As in `shadowed`.
+        witness: Told which modules drew, pass by pass as they are run, where places are asked for.
     """
 
     model: nn.Module
@@ -77,6 +80,7 @@ class Run:
     shared: bool
     evaluation: bool = False
     use: Use = "run"
+    witness: Witness | None = None
 
     def __call__(self, first: int, count: int) -> Any:
         """The outputs of the passes, stacked."""
@@ -176,6 +180,8 @@ class _Live:
 
     def _check_fired(self, mode: Interception) -> None:
         plan = self.run.plan
+        if self.run.witness is not None and self.finder is not None:
+            self.run.witness(tuple(self.finder.log))
         if not mode.fired and not plan.foreign and not plan.own and self.run.inputs.rows != 0:
             raise ValueError(trace(self.run.model, self.run.inputs).nothing_random(self.run.model))
 

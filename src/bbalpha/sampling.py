@@ -25,7 +25,7 @@ from bbalpha.guards import drawn_seed, steady
 from bbalpha.inputs import BatchDim, Inputs
 from bbalpha.planning import Strategy, find_plan
 from bbalpha.rows import refused
-from bbalpha.running import Plan, Run
+from bbalpha.running import Plan, Run, Witness
 
 Masks = Literal["per_example", "shared"]
 
@@ -66,6 +66,10 @@ def sample(
     >>> sample(net, torch.zeros(3, 2), n_passes=10).shape
     torch.Size([10, 3, 1])
     """
+    if torch.compiler.is_compiling():  # a break in the graph: plans and shadows are nothing to compile
+        return torch.compiler.disable(sample)(
+            model, x, n_passes, masks=masks, strategy=strategy, chunk_size=chunk_size, batch_dim=batch_dim, seed=seed
+        )
     check_model(model)
     check_masks(masks)
     if strategy not in ("auto", "vmap", "repeat", "loop"):
@@ -88,31 +92,39 @@ def run_passes(
     chunk_size: int | None = None,
     evaluation: bool = False,
     plan: Plan | None = None,
+    witness: Witness | None = None,
 ) -> Any:
-    """`sample` of what was checked; with `evaluation`, as if the caller had called ``model.eval()`` before."""
+    """`sample` of what was checked; with `evaluation`, as if the caller had called ``model.eval()`` before.
+
+    A `witness` is told, with shared masks, which modules drew in each pass.
+    """
     shared = masks == "shared"
     with steady(), drawn_seed() if seed is None else nullcontext(seed) as base:
+        plan = plan or find_plan(model, inputs, strategy, shared, evaluation)
+        if plan.rows is not None:
+            inputs = replace(inputs, axes=plan.rows.axes)
+        _check_plan(plan, seed)
+        run = Run(model, inputs, plan, base, shared, evaluation, witness=witness)
         try:
-            plan = plan or find_plan(model, inputs, strategy, shared, evaluation)
-            if plan.rows is not None:
-                inputs = replace(inputs, axes=plan.rows.axes)
-            if plan.recomputes and torch.is_grad_enabled():
-                raise ValueError(
-                    "`model` must not recompute its activations (gradient checkpointing): the backward would draw "
-                    "other masks. Switch that off and let `chunk_size` bound the memory."
-                )
-            if plan.own and seed is not None:
-                raise ValueError(
-                    "`seed` cannot be kept: the passes of this model differ by a generator of its own. Use seed=None, "
-                    "or let it draw from torch."
-                )
-            run = Run(model, inputs, plan, base, shared, evaluation)
-            try:
-                return run.all(n_passes, chunk_size)
-            except NotStackableError:  # what was tried on a few rows does not hold here
-                return replace(run, plan=replace(plan, strategy="loop")).all(n_passes, chunk_size)
+            return run.all(n_passes, chunk_size)
+        except NotStackableError:  # what was tried on a few rows does not hold here
+            return replace(run, plan=replace(plan, strategy="loop")).all(n_passes, chunk_size)
         except NotShareableError as error:
             raise ValueError(refused(error)) from error
+
+
+def _check_plan(plan: Plan, seed: int | None) -> None:
+    """Refuse what the plan cannot keep."""
+    if plan.recomputes and torch.is_grad_enabled():
+        raise ValueError(
+            "`model` must not recompute its activations (gradient checkpointing): the backward would draw other masks. "
+            "Switch that off and let `chunk_size` bound the memory."
+        )
+    if plan.own and seed is not None:
+        raise ValueError(
+            "`seed` cannot be kept: the passes of this model differ by a generator of its own. Use seed=None, or let "
+            "it draw from torch."
+        )
 
 
 def check_masks(masks: Any) -> None:

@@ -24,9 +24,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 
-from bbalpha import masks as fast_masks
 from bbalpha.checkpoint import describe, newest_state, write_state
 from bbalpha.feed import Batch, Source, held_out, rng_state, set_rng_state, source, step_seed
+from bbalpha.guards import draw_seed
 from bbalpha.inputs import Inputs
 from bbalpha.priors import has_quadratic_kl, param_groups, prior_kl
 from bbalpha.sampling import Masks, sample
@@ -132,7 +132,7 @@ def fit(
     (30, True)
     """
     _check(model, objective, epochs, batch_size, patience, amp, checkpoint_every)
-    base = fast_masks.draw_seed() if seed is None else seed
+    base = draw_seed(None) if seed is None else seed
     parameter = next(model.parameters())
     if isinstance(validation, (int, float)) and not isinstance(validation, bool):
         data, validation = held_out(data, validation, base)
