@@ -47,10 +47,24 @@ def test_brier_and_accuracy_match_scikit_learn(C):
     assert float(metrics.accuracy(probs, y)) == sklearn.metrics.accuracy_score(y, probs.argmax(-1))
 
 
-@pytest.mark.parametrize("n_bins", [1, 10, 15])
+def test_brier_of_one_hot_and_soft_targets():
+    probs, y = classified()
+    one_hot = torch.nn.functional.one_hot(y, 5)
+    for target in (one_hot, one_hot.bool(), one_hot.float()):
+        assert float(metrics.brier(probs, target)) == pytest.approx(float(metrics.brier(probs, y)), abs=1e-7)
+    pixels, soft = torch.randn(2, 4, 3, 5).softmax(1), torch.randn(2, 4, 3, 5).softmax(1)
+    expected = float((pixels.double() - soft.double()).square().sum(1).mean())
+    assert float(metrics.brier(pixels, soft)) == pytest.approx(expected, abs=1e-12)
+    assert float(metrics.brier(pixels.movedim(1, -1), soft.movedim(1, -1), class_axis=-1)) == pytest.approx(expected)
+    for wrong in (2 * one_hot, one_hot - 1, torch.zeros_like(one_hot)):
+        with pytest.raises(ValueError, match="`target` must be probabilities that sum to 1"):
+            metrics.brier(probs, wrong)
+
+
+@pytest.mark.parametrize("n_bins", [1, 10, np.int64(15)])
 def test_ece_matches_torchmetrics(n_bins):
     probs, y = classified()
-    expected = tm.multiclass_calibration_error(probs, y, num_classes=5, n_bins=n_bins)
+    expected = tm.multiclass_calibration_error(probs, y, num_classes=5, n_bins=int(n_bins))
     assert float(metrics.ece(probs, y, n_bins=n_bins)) == pytest.approx(float(expected), abs=1e-6)
 
 

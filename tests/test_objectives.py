@@ -55,7 +55,7 @@ def test_thousand_passes(dtype):
 
 def test_alpha_zero_is_the_mean_and_alpha_one_the_log_mean():
     losses = torch.randn(10, 4, dtype=torch.float64)
-    assert torch.equal(alpha_loss(losses, 0.0, reduction="none"), losses.mean(0))
+    torch.testing.assert_close(alpha_loss(losses, 0.0, reduction="none"), losses.mean(0), rtol=0, atol=1e-15)
     torch.testing.assert_close(alpha_loss(losses, 1.0, reduction="none"), -(-losses).exp().mean(0).log())
 
 
@@ -182,9 +182,35 @@ def test_pixels_and_tokens():
     soft = F.one_hot(labels, 4).float()
     torch.testing.assert_close(cross_entropy(tokens, soft, class_axis=-1), each.mean())
     torch.testing.assert_close(cross_entropy(pixels, soft.movedim(-1, 1)), each.mean())
+    torch.testing.assert_close(CrossEntropy()({"logits": pixels, "hidden": None}, labels), each.mean())
     joint = cross_entropy(pixels, labels, positions="joint", reduction="none")
     summed = F.cross_entropy(pixels.flatten(0, 1), labels.repeat(3, 1, 1), reduction="none").view(3, 2, -1).sum(2)
     torch.testing.assert_close(joint, alpha_loss(summed, 0.5, reduction="none"))
+
+
+@pytest.mark.parametrize(("A", "B"), [(4, 6), (6, 4), (5, 5)])
+def test_the_class_axis_is_never_guessed(A, B):
+    """(K, N, A, B) is (N, C, L) or (N, T, C): the target tells, or the caller."""
+    outputs = torch.randn(3, 2, A, B)
+    by_axis = {2: torch.randint(A, (2, B)), -1: torch.randint(B, (2, A))}
+    for axis, labels in by_axis.items():
+        given = cross_entropy(outputs, labels, class_axis=axis)
+        each = F.cross_entropy(outputs.movedim(axis, 2).flatten(0, 1), labels.repeat(3, 1), reduction="none")
+        torch.testing.assert_close(given, alpha_loss(each.view(3, -1), 0.5))
+        if axis == 2 and A != B:
+            assert torch.equal(cross_entropy(outputs, labels), given)
+            continue
+        with pytest.raises(ValueError, match=r"`class_axis` must be given .* class_axis=-1 .* class_axis=2"):
+            cross_entropy(outputs, labels)
+    with pytest.raises(ValueError, match="`class_axis` must be given"):
+        CrossEntropy()(outputs, outputs[0].softmax(-1))
+    pixels = outputs.unsqueeze(-1)
+    torch.testing.assert_close(
+        cross_entropy(pixels, by_axis[2].unsqueeze(-1)), cross_entropy(outputs, by_axis[2], class_axis=2)
+    )
+    if A != B:
+        with pytest.raises(ValueError, match="on the last axis"):
+            cross_entropy(pixels.movedim(2, -1), by_axis[2].unsqueeze(-1))
 
 
 @pytest.mark.parametrize("positions", ["independent", "joint"])
@@ -266,6 +292,10 @@ def test_modules_are_the_functions():
         GaussianNLL(0.3, "predicted")((outputs, log_precision), target),
         gaussian_nll(outputs, target, 0.3, precision=log_precision.exp()),
     )
+    named = {"loc": outputs, "scale": (-0.5 * log_precision).exp()}
+    torch.testing.assert_close(
+        GaussianNLL(0.3, "predicted")(named, target), GaussianNLL(0.3, "predicted")((outputs, log_precision), target)
+    )
     labels = torch.tensor([0, 1, 1])
     torch.testing.assert_close(CrossEntropy(0.3)(outputs, labels), cross_entropy(outputs, labels, 0.3))
     torch.testing.assert_close(
@@ -280,6 +310,66 @@ def test_modules_are_the_functions():
     torch.testing.assert_close(
         CrossEntropy()(outputs, labels, weight), cross_entropy(outputs, labels, sample_weight=weight)
     )
+
+
+OWN = {  # (loss, shape of a row of outputs, shape of a row of the target, classes or None)
+    "cross entropy": (nn.CrossEntropyLoss(reduction="none"), (4,), (), 4),
+    "pixels": (nn.CrossEntropyLoss(reduction="none"), (4, 3, 2), (3, 2), 4),
+    "soft": (nn.CrossEntropyLoss(reduction="none"), (4,), (4,), None),
+    "squared": (nn.MSELoss(reduction="none"), (2,), (2,), None),
+    "one number": (nn.MSELoss(reduction="none"), (), (), None),
+    "squeezed": (lambda o, t: F.mse_loss(o.squeeze(), t, reduction="none"), (1,), (), None),
+    "mean and log": (lambda o, t: 0.5 * (o[:, 1].exp() * (t - o[:, 0]) ** 2 - o[:, 1]), (2,), (), None),
+    "quantiles": (lambda o, t: torch.maximum(0.1 * (t - o), 0.9 * (o - t)), (3,), (1,), None),
+    "tokens": (lambda o, t: F.cross_entropy(o.mT, t, reduction="none"), (5, 4), (5,), 4),
+    "count": (nn.PoissonNLLLoss(reduction="none"), (), (), 4),
+}
+MIXED = {
+    "elementwise": (lambda o, t: (o - t) ** 2, (1,), (), None),
+    "summed": (lambda o, t: (o - t).square().sum(-1), (1,), (), None),
+    "averaged": (lambda o, t: (o - t).square().mean(-1), (1,), (), None),
+    "counts": (lambda o, t: (o.exp() - t * o).mean(1), (1,), (), 4),
+    "yes or no": (lambda o, t: (F.softplus(o) - t * o).mean(1), (1,), (), 2),
+    "target wider": (lambda o, t: (o - t).square().mean(1), (), (1,), None),
+    "centred": (lambda o, t: (o - o.mean(0) - t).square(), (2,), (2,), None),
+}
+
+
+def rows_of(K, N, row, target_row, classes):
+    target = torch.randn(N, *target_row) if classes is None else torch.arange(N * math.prod(target_row)) % classes
+    return torch.randn(K, N, *row), target.reshape(N, *target_row)
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_a_loss_of_ones_own_is_summed_over_each_row(case):
+    loss, *shapes = OWN[case]
+    objective = AlphaLoss(loss, 0.3)
+    for K, N in ((1, 2), (2, 1), (5, 8), (5, 1)):
+        outputs, target = rows_of(K, N, *shapes)
+        each = torch.stack([torch.stack([loss(o[[n, n]], target[[n, n]])[0].sum() for n in range(N)]) for o in outputs])
+        torch.testing.assert_close(objective(outputs, target), alpha_loss(each, 0.3))
+
+
+@pytest.mark.parametrize("case", MIXED)
+@pytest.mark.parametrize("alike_first", [False, True])
+def test_a_loss_that_mixes_rows_is_refused(case, alike_first):
+    """Broadcasting above all: (R, 1) against (R,) is (R, R). Also after rows that were all alike."""
+    loss, *shapes = MIXED[case]
+    objective = AlphaLoss(loss)
+    outputs, target = rows_of(5, 64, *shapes)
+    if alike_first and case in ("averaged", "counts", "yes or no", "target wider"):
+        objective(torch.zeros_like(outputs), torch.ones_like(target))  # no harm done yet, and none to be seen
+    with pytest.raises(ValueError, match=r"`loss` must give each row a value of its own; .*broadcasting"):
+        objective(outputs, target)
+
+
+def test_rows_are_looked_at_once_for_each_shape():
+    calls = []
+    objective = AlphaLoss(lambda o, t: calls.append(len(o)) or (o - t).square())
+    for _ in range(3):
+        objective(*rows_of(5, 8, (2,), (2,), None))
+    assert calls[0] == 40
+    assert calls[-2:] == [40, 40]
 
 
 # ------------------------------------------------------------------------------ bad input
@@ -310,12 +400,20 @@ BAD = {
     "class negative": (lambda: cross_entropy(LOGITS, LABELS - 1), "got -1"),
     "zero precision": (
         lambda: gaussian_nll(MEANS, TARGET, precision=0.0),
-        "`precision` must be positive and finite; got 0.0",
+        "`precision` must be a finite number above 0; got 0.0",
     ),
     "negative precision": (lambda: gaussian_nll(MEANS, TARGET, precision=-torch.ones(())), "got -1.0"),
     "precision shape": (lambda: gaussian_nll(MEANS, TARGET, precision=torch.ones(7)), "`precision` must broadcast"),
     "precision widens": (lambda: gaussian_nll(MEANS, TARGET, precision=torch.ones(N, N)), "`precision` must broadcast"),
     "precision word": (lambda: GaussianNLL(0.5, "known"), '"learned", "predicted" or a positive number'),
+    "precision sign": (lambda: GaussianNLL(0.5, -1.0), "`precision` must be a finite number above 0; got -1.0"),
+    "scale sign": (
+        lambda: GaussianNLL(0.5, "predicted")({"loc": MEANS, "scale": MEANS - 1}, TARGET),
+        "`scale` must be positive and finite; got -1.0",
+    ),
+    "no scale": (lambda: GaussianNLL(0.5, "predicted")({"loc": MEANS}, TARGET), '"loc" and "scale"'),
+    "class axis word": (lambda: cross_entropy(LOGITS, LABELS, class_axis="last"), "`class_axis` must be a whole"),
+    "mapping": (lambda: CrossEntropy()({"hidden": LOGITS}, LABELS), "`outputs` must be a torch tensor; got dict"),
     "empty batch": (lambda: cross_entropy(LOGITS[:, :0], LABELS[:0]), "at least one data point"),
     "all ignored": (lambda: cross_entropy(LOGITS, LABELS - 100), "at least one data point"),
     "reduction": (lambda: alpha_loss(torch.zeros(K, N), 0.5, reduction="avg"), '`reduction` must be "mean"'),

@@ -1,7 +1,9 @@
 """`predict_*` over models, batches, streams and seeds."""
 
 import math
+from collections import namedtuple
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -79,6 +81,8 @@ def test_temperature_divides_the_logits_of_every_pass():
     p = bbalpha.predict_classification(model, x, n_passes=10, seed=0, temperature=2.0)
     expected = (bbalpha.sample(model.eval(), x, 10, seed=0) / 2).softmax(-1).mean(0)
     assert torch.allclose(p.probs, expected, atol=1e-6)
+    of_numpy = bbalpha.predict_classification(model, x, n_passes=10, seed=0, temperature=np.float32(2))
+    assert torch.equal(of_numpy.probs, p.probs)
 
 
 def test_regression_keeps_the_passes():
@@ -145,6 +149,118 @@ def test_tokens_keep_their_axes():
     assert p.probs.shape == p.prediction_set(0.5).shape == (4, 6, 20)
     assert p.label.shape == p.log_prob(tokens).shape == p.variation_ratio.shape == (4, 6)
     assert torch.allclose(p.probs.sum(-1), torch.ones(4, 6), atol=1e-5)
+
+
+@pytest.mark.parametrize("T", [6, 20])
+def test_the_class_axis_is_never_guessed(T):
+    model = nn.Sequential(nn.Embedding(20, 8), nn.Dropout(0.5), nn.Linear(8, 20))
+    tokens = torch.randint(20, (4, T))
+    with pytest.raises(ValueError, match=r"`class_axis` must be given .* class_axis=-1 .* class_axis=2"):
+        bbalpha.predict_classification(model, tokens, n_passes=3)
+    options = {"n_passes": 3, "seed": 0, "masks": "shared"}
+    p = bbalpha.predict_classification(model, tokens, class_axis=-1, **options)
+    turned = bbalpha.predict_classification(model, tokens, class_axis=2, output=lambda logits: logits.mT, **options)
+    torch.testing.assert_close(turned.probs, p.probs.mT)
+
+
+def test_ignored_positions_have_log_probability_0():
+    model = nn.Sequential(nn.Embedding(20, 8), nn.Dropout(0.5), nn.Linear(8, 20)).requires_grad_(False)
+    tokens = torch.randint(20, (4, 6))
+    p = bbalpha.predict_classification(model, tokens, n_passes=8, class_axis=-1, seed=0)
+    labels = tokens.clone()
+    labels[0, 2] = labels[3, 5] = -100
+    outputs = bbalpha.sample(model.eval(), tokens, 8, seed=0)
+    expected = bbalpha.cross_entropy(outputs, labels, alpha=1.0, class_axis=-1, reduction="none")
+    torch.testing.assert_close(p.log_prob(labels), -expected, rtol=0, atol=1e-5)
+    assert p.log_prob(labels)[labels == -100].eq(0).all()
+    assert torch.equal(p.log_prob(tokens.masked_fill(labels == -100, 21), ignore_index=21), p.log_prob(labels))
+    with pytest.raises(ValueError, match="0 to 19; got -100"):
+        p.log_prob(labels, ignore_index=7)
+
+
+# ------------------------------------------------------------------------------ what a model returns
+
+
+class Several(nn.Module):
+    """A model of whose outputs one is wanted; `form` says how they come."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.net, self.form = net(), form
+
+    def forward(self, x):
+        logits = self.net(x)
+        return self.form(logits, x)
+
+
+Named = namedtuple("Named", ["hidden", "scores"])
+
+
+@pytest.mark.parametrize(
+    ("form", "output"),
+    [
+        (lambda logits, h: (logits, h), 0),
+        (lambda logits, h: (h, logits), 1),
+        (lambda logits, h: [h, logits], -1),
+        (lambda logits, h: {"scores": logits, "hidden": h}, "scores"),
+        (lambda logits, h: {"logits": h, "scores": logits}, "scores"),
+        (lambda logits, h: Named(h, logits), "scores"),
+        (lambda logits, h: (h, {"a": [logits - 1]}), lambda outputs: outputs[1]["a"][0] + 1),
+    ],
+)
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_one_of_several_outputs_is_picked(form, output, batch_size):
+    model, x = Several(form), torch.randn(9, 4)
+    options = {"n_passes": 6, "masks": "shared", "seed": 0, "batch_size": batch_size}
+    p = bbalpha.predict_classification(model, x, output=output, **options)
+    torch.testing.assert_close(p.probs, bbalpha.predict_classification(model.net, x, **options).probs)
+    r = bbalpha.predict_regression(model, x, output=output, **options)
+    torch.testing.assert_close(r.outputs, bbalpha.predict_regression(model.net, x, **options).outputs)
+
+
+@pytest.mark.parametrize("predict", [bbalpha.predict_classification, bbalpha.predict_regression])
+def test_which_of_several_outputs_is_not_guessed(predict):
+    x = torch.zeros(2, 4)
+    for form in (lambda logits, h: (logits, h), lambda logits, h: {"scores": logits, "hidden": h}):
+        with pytest.raises(TypeError, match="Say with `output` which part to read: output=0"):
+            predict(Several(form), x, n_passes=3)
+    two = Several(lambda logits, h: (logits, h))
+    for wrong in (2, -3, "logits"):
+        with pytest.raises(ValueError, match=rf"`output` must name a part .* got {wrong!r} for a tuple of 2"):
+            predict(two, x, n_passes=3, output=wrong)
+    with pytest.raises(ValueError, match="a mapping with 'scores'"):
+        predict(Several(lambda logits, h: {"scores": logits}), x, n_passes=3, output="logits")
+    with pytest.raises(ValueError, match="for a tensor"):
+        predict(net(), x, n_passes=3, output="T")
+    for wrong in (True, 1.5):
+        with pytest.raises(TypeError, match="`output` must be a number, a name, a function or None"):
+            predict(two, x, n_passes=3, output=wrong)
+
+
+def test_loc_and_scale_are_mean_and_noise():
+    heads, x, y = TwoHeads().requires_grad_(False), torch.randn(9, 4), torch.randn(9, 2)
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.heads = heads
+
+        def forward(self, x):
+            mean, log_precision = self.heads(x)
+            return {"loc": mean, "scale": (-0.5 * log_precision).exp()}
+
+    options = {"n_passes": 20, "precision": "predicted", "seed": 1, "masks": "shared", "batch_size": 4}
+    p = bbalpha.predict_regression(Named(), x, **options)
+    q = bbalpha.predict_regression(heads, x, **options)
+    torch.testing.assert_close(p.log_prob(y), q.log_prob(y))
+    torch.testing.assert_close(p.std, q.std)
+    outputs = bbalpha.sample(Named().eval(), x, 20, seed=1, masks="shared")
+    torch.testing.assert_close(p.aleatoric_std, outputs["scale"].square().mean(0).sqrt())
+    with pytest.raises(TypeError, match=r'"loc" and "scale" .* Use precision="predicted"'):
+        bbalpha.predict_regression(Named(), x, n_passes=3)
+    negative = Several(lambda logits, h: {"loc": logits, "scale": -logits.abs()})
+    with pytest.raises(ValueError, match="`scale` must be positive and finite; got -"):
+        bbalpha.predict_regression(negative, x, n_passes=3, precision="predicted")
 
 
 def test_rows_on_another_axis_come_first_in_the_result():
@@ -365,7 +481,10 @@ def test_bad_outputs_and_options_are_named():
         bbalpha.predict_classification(nn.Linear(4, 2), x)
     with pytest.raises(ValueError, match="one shape in all batches"):
         bbalpha.predict_classification(
-            nn.Sequential(nn.Dropout(0.5)), iter([torch.zeros(1, 3, 4), torch.zeros(1, 3, 5)]), n_passes=2
+            nn.Sequential(nn.Dropout(0.5)),
+            iter([torch.zeros(1, 3, 4), torch.zeros(1, 3, 5)]),
+            n_passes=2,
+            class_axis=-1,
         )
 
 

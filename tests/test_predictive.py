@@ -64,7 +64,7 @@ def test_quantile_keeps_its_digits_in_both_tails(q):
 def test_quantiles_and_interval_match_a_million_draws():
     p = mixture(K=5, N=2, D=1)
     n = 1_000_000
-    draws = p.sample(n, seed=1)
+    draws = p.sample(np.int64(n), seed=1)
     for q in (0.05, 0.5, 0.9):
         x = p.quantile(q)
         h = 0.05
@@ -72,7 +72,7 @@ def test_quantiles_and_interval_match_a_million_draws():
         error = math.sqrt(q * (1 - q) / n) / density  # standard error of an empirical quantile
         empirical = torch.as_tensor(np.quantile(draws.numpy(), q, axis=0))
         assert ((empirical - x).abs() < 5 * error).all()
-    low, high = p.interval(0.8)
+    low, high = p.interval(np.float32(0.8))
     inside = ((draws >= low) & (draws <= high)).double().mean(0)
     assert torch.allclose(inside, torch.full_like(inside, 0.8), atol=5 * math.sqrt(0.16 / n))
 

@@ -154,7 +154,7 @@ class Predictive(nn.Module):
         else:
             inputs = Inputs.of(x, 0, model=self.model)
             outputs = run_passes(self.model, inputs, self.n_passes, masks=self.masks, seed=self.seed, evaluation=True)
-            logits = as_logits(outputs, 0, 2)
+            logits = as_logits(outputs, 2)
         if logits.ndim != 3:
             raise ValueError(f"`model` must return logits of one label a row, (N, C); got {tuple(logits.shape[1:])}.")
         return F.log_softmax(logits, 2).logsumexp(0) - math.log(len(logits))

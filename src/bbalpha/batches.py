@@ -216,11 +216,14 @@ def _groups(
 
 
 def _rows_behind_passes(outputs: Any, axes: tuple[int | None, ...]) -> Any:
-    """(G, n, ...) of every output that has rows."""
+    """(G, n, ...) of every output that has rows, (G, 1, ...) of others: these are never taken for rows."""
     flat, spec = tree_flatten(outputs)
     left = iter(axes)
-    moved = [t.movedim(1 + (next(left) or 0), 1) if isinstance(t, Tensor) else t for t in flat]
-    return tree_unflatten(moved, spec)
+
+    def move(t: Tensor, axis: int | None) -> Tensor:
+        return t.unsqueeze(1) if axis is None else t.movedim(1 + axis, 1)
+
+    return tree_unflatten([move(t, next(left)) if isinstance(t, Tensor) else t for t in flat], spec)
 
 
 def _check_rows(reduced: tuple[Tensor, ...], inputs: Inputs, given: Inputs, plan: Plan, axis: int) -> int:

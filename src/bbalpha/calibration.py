@@ -68,7 +68,7 @@ def fit_temperature(
     passes = Passes(n_passes, batch_size, masks, seed, batch_dim, progress)
 
     def keep(groups: Iterator[Any], start: int) -> tuple[Tensor]:
-        return (torch.cat([as_logits(g, batch_dim, class_axis) for g in groups]),)
+        return (torch.cat([as_logits(g, class_axis) for g in groups]),)
 
     (logits,) = collect(model, x, passes, keep, row_axis=1)
     _check_rows(target, logits.shape[1])

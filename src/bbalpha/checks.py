@@ -113,14 +113,22 @@ def check_same_shape(outputs: Tensor, target: Tensor) -> None:
         )
 
 
+def check_class_axis(class_axis: int, outputs: Tensor) -> int:
+    """`class_axis` counted from the front, if it is an axis of (K, N, ...) after K and N."""
+    if isinstance(class_axis, bool) or not isinstance(class_axis, int):
+        raise TypeError(f"`class_axis` must be a whole number or None; got {class_axis!r}.")
+    if not -outputs.ndim <= class_axis < outputs.ndim or class_axis % outputs.ndim < 2:
+        raise ValueError(
+            f"`class_axis` must name an axis of the outputs after K and N; got {class_axis} "
+            f"for shape {tuple(outputs.shape)}."
+        )
+    return class_axis % outputs.ndim
+
+
 def check_precision(precision: float | Tensor, outputs: Tensor) -> float | Tensor:
     """The precision, a number or a tensor that broadcasts to `outputs`, if it is positive."""
-    if isinstance(precision, (int, float)):
-        if not 0 < precision < math.inf:
-            raise ValueError(f"`precision` must be positive and finite; got {precision}.")
-        return float(precision)
     if not isinstance(precision, Tensor):
-        raise TypeError(f"`precision` must be a positive number or tensor; got {type(precision).__name__}.")
+        return check_number("precision", precision, above=0)
     check_floating("precision", precision)
     tau = precision.to(torch.promote_types(precision.dtype, outputs.dtype))
     try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bbalpha.checks import check_count
 from bbalpha.objectives import alpha_loss
 
 _BLOCK = 2**22  # numbers held at a time by `crps`
@@ -57,9 +58,17 @@ def accuracy(probs: Tensor, target: Tensor, *, class_axis: int = 1) -> Tensor:
 def brier(probs: Tensor, target: Tensor, *, class_axis: int = 1) -> Tensor:
     """The Brier score, squared distance to the one-hot target summed over classes: (N, C, ...), (N, ...) -> ().
 
+    Args:
+        probs: Probabilities of the classes (N, C, ...).
+        target: Class indices (N, ...), or one-hot or soft targets of the shape of `probs`.
+        class_axis: The axis of `probs` that holds the classes.
+
     >>> brier(torch.tensor([[0.8, 0.2]]), torch.tensor([0]))           # 0.2^2 + 0.2^2
     tensor(0.0800, dtype=torch.float64)
     """
+    if isinstance(target, Tensor) and target.shape == probs.shape:
+        probs, soft = _distributions("probs", probs, class_axis), _distributions("target", target, class_axis)
+        return (probs - soft).square().sum(-1).mean()
     probs, target = _classified(probs, target, class_axis)
     true = probs.gather(-1, target[:, None]).squeeze(-1)
     return (probs.square().sum(-1) - 2 * true + 1).mean()
@@ -141,8 +150,7 @@ def reliability(
     >>> reliability(torch.tensor([[0.7, 0.3], [0.7, 0.3]]), torch.tensor([0, 1])).accuracy
     tensor([0.5000], dtype=torch.float64)
     """
-    if isinstance(n_bins, bool) or not isinstance(n_bins, int) or n_bins < 1:
-        raise ValueError(f"`n_bins` must be a whole number of at least 1; got {n_bins!r}.")
+    n_bins = check_count("n_bins", n_bins)
     probs, target = _classified(probs, target, class_axis)
     confidence, label = probs.max(-1)
     right = (label == target).double()
@@ -302,20 +310,26 @@ def _tie_mean(values: Tensor, keys: Tensor) -> Tensor:
     return mean[place]
 
 
-def _classified(probs: Tensor, target: Tensor, class_axis: int) -> tuple[Tensor, Tensor]:
-    """Probabilities (P, C) and classes (P,), positions as rows, checked."""
-    probs = _finite("probs", probs)
+def _distributions(name: str, probs: Tensor, class_axis: int) -> Tensor:
+    """Probabilities with the classes last (N, ..., C), checked."""
+    probs = _finite(name, probs)
     if probs.ndim < 2 or not -probs.ndim < class_axis < probs.ndim or class_axis == 0:
         raise ValueError(
-            f"`class_axis` must name an axis of `probs` after N; got {class_axis} for shape {tuple(probs.shape)}."
+            f"`class_axis` must name an axis of `{name}` after N; got {class_axis} for shape {tuple(probs.shape)}."
         )
     probs = probs.movedim(class_axis, -1)
     total = probs.sum(-1)
     if bool((probs < 0).any()) or bool(((total - 1).abs() > 1e-3).any()):
         raise ValueError(
-            f"`probs` must be probabilities that sum to 1 over the classes; got sums from {float(total.min()):.4g} to "
+            f"`{name}` must be probabilities that sum to 1 over the classes; got sums from {float(total.min()):.4g} to "
             f"{float(total.max()):.4g}. Are these logits? Use softmax."
         )
+    return probs
+
+
+def _classified(probs: Tensor, target: Tensor, class_axis: int) -> tuple[Tensor, Tensor]:
+    """Probabilities (P, C) and classes (P,), positions as rows, checked."""
+    probs = _distributions("probs", probs, class_axis)
     if (
         not isinstance(target, Tensor)
         or target.is_floating_point()

@@ -15,7 +15,7 @@ Axes: K passes first, then N data points: outputs are (K, N, ...), targets (N, .
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -24,7 +24,9 @@ from torch import Tensor, nn
 
 from bbalpha.checks import (
     check_alpha,
+    check_class_axis,
     check_floating,
+    check_number,
     check_outputs,
     check_passes,
     check_precision,
@@ -75,7 +77,7 @@ def cross_entropy(
     target: Tensor,
     alpha: float = 0.5,
     *,
-    class_axis: int = 2,
+    class_axis: int | None = None,
     positions: Positions = "independent",
     ignore_index: int = -100,
     sample_weight: Tensor | None = None,
@@ -88,7 +90,8 @@ def cross_entropy(
         target: Class indices, of the shape of `outputs` without K and the class axis; or one-hot or soft
             targets of the shape of ``outputs[0]``.
         alpha: Any finite number; 0 is MC dropout as usual.
-        class_axis: The axis of `outputs` that holds the C classes.
+        class_axis: The axis of `outputs` that holds the C classes; None is 2, as in torch, but must be given where
+            (K, N, A, B) could be either.
         positions: With pixels or tokens: "independent" puts every position through its own log-sum-exp,
             "joint" first sums the log-likelihood over a data point's positions.
         ignore_index: Positions with this class index do not count.
@@ -104,13 +107,8 @@ def cross_entropy(
     """
     alpha = check_alpha(alpha)
     check_outputs(outputs, least=3)
-    if not -outputs.ndim <= class_axis < outputs.ndim or class_axis % outputs.ndim < 2:
-        raise ValueError(
-            f"`class_axis` must name an axis of `outputs` after K and N; got {class_axis} "
-            f"for shape {tuple(outputs.shape)}."
-        )
+    class_axis = _class_axis(outputs, target) if class_axis is None else check_class_axis(class_axis, outputs)
     log_probs = F.log_softmax(_wide(outputs), dim=class_axis).movedim(class_axis, -1)  # (K, N, ..., C)
-    class_axis %= outputs.ndim
     index_shape = outputs.shape[1:class_axis] + outputs.shape[class_axis + 1 :]  # (N, ...)
     if target.shape == index_shape:
         losses, counts = _index_losses(log_probs, target, ignore_index)
@@ -122,9 +120,10 @@ def cross_entropy(
             None,
         )  # the paper's code: y_c log p_c inside the log-sum-exp
     else:
+        hint = " Are the classes on the last axis? Use class_axis=-1." if target.shape == outputs.shape[1:-1] else ""
         raise ValueError(
             f"`target` must hold class indices {tuple(index_shape)} or class weights "
-            f"{tuple(outputs.shape[1:])} for `outputs` {tuple(outputs.shape)}; got {tuple(target.shape)}."
+            f"{tuple(outputs.shape[1:])} for `outputs` {tuple(outputs.shape)}; got {tuple(target.shape)}.{hint}"
         )
     return _over_positions(losses, counts, alpha, positions, sample_weight, reduction)
 
@@ -218,9 +217,9 @@ def gaussian_nll(
 class AlphaLoss(nn.Module):
     """The alpha objective around any torch loss made with ``reduction="none"``.
 
-    The loss sees the K passes as one batch of K * N rows, and what it returns is summed to one number a row.
-    It should be minus a log-likelihood: the objective is not scale-invariant (nn.MSELoss stands for a noise
-    precision of 2).
+    The loss sees the K passes as one batch of K * N rows, and what it returns is summed to one number a row. A loss
+    that mixes rows, as one does by broadcasting (R, 1) against (R,), is refused. It should be minus a log-likelihood:
+    the objective is not scale-invariant (nn.MSELoss stands for a noise precision of 2).
 
     >>> objective = AlphaLoss(nn.SmoothL1Loss(reduction="none"), alpha=0.5)
     >>> objective(torch.zeros(10, 3, 2), torch.ones(3, 2))             # two outputs, 0.5 each
@@ -236,6 +235,7 @@ class AlphaLoss(nn.Module):
             )
         self.loss = loss
         self.alpha = check_alpha(alpha)
+        self._tried: set[tuple[torch.Size, torch.Size]] = set()  # shapes of a row for which rows do not mix
 
     def forward(self, outputs: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """Mean alpha loss of `outputs` (K, N, ...) against `target` (N, ...)."""
@@ -245,14 +245,36 @@ class AlphaLoss(nn.Module):
             raise ValueError(
                 f"`target` must have the {N} rows of `outputs` {tuple(outputs.shape)}; got {tuple(target.shape)}."
             )
-        rows = target.expand(K, *target.shape).flatten(0, 1)  # (K * N, ...)
-        losses = self.loss(outputs.flatten(0, 1), rows)
+        rows = outputs.flatten(0, 1), target.expand(K, *target.shape).flatten(0, 1)  # (K * N, ...)
+        losses = self.loss(*rows)
         if losses.shape[:1] != (K * N,):
             raise ValueError(
                 f"`loss` must return one value per row, ({K * N}, ...); got {tuple(losses.shape)}. "
                 'Build it with reduction="none".'
             )
+        self._check_rows(*rows, losses)
         return alpha_loss(losses.reshape(K, N, -1).sum(2), self.alpha, sample_weight=sample_weight)
+
+    @torch.no_grad()
+    def _check_rows(self, outputs: Tensor, target: Tensor, losses: Tensor) -> None:
+        """Refuse a loss that gives a row another value beside other rows; looked at once for each shape of a row."""
+        shapes = outputs.shape[1:], target.shape[1:]
+        if shapes in self._tried or len(losses) < 2 or not losses.numel() or not readable(losses):
+            return
+
+        def twice(i: int, j: int) -> Tensor:
+            return self.loss(outputs[[i, i]], target[[j, j]])  # two rows: some losses squeeze one away
+
+        own = twice(0, 0)
+        if not _close(own, losses[[0, 0]]):
+            raise ValueError(
+                f"`loss` must give each row a value of its own; got {tuple(losses.shape)} that mixes rows, as by "
+                f"broadcasting, from outputs {tuple(outputs.shape)} and target {tuple(target.shape)}. "
+                "Give `target` the axes of one pass, or reshape it in `loss`."
+            )
+        # where a mixture of rows would not have shown (equal targets, equal outputs), look again next time
+        if not _close(twice(_unlike_first(outputs), 0), own) and not _close(twice(0, _unlike_first(target)), own):
+            self._tried.add(shapes)
 
     def extra_repr(self) -> str:
         """The alpha shown by print."""
@@ -262,6 +284,8 @@ class AlphaLoss(nn.Module):
 class CrossEntropy(nn.Module):
     """`cross_entropy` as a callable (outputs, target) -> (), with its options held.
 
+    Outputs are logits, or a mapping with "logits" as the models of transformers return.
+
     >>> CrossEntropy(alpha=1.0)(torch.zeros(10, 3, 4), torch.tensor([0, 1, 3]))
     tensor(1.3863)
     """
@@ -270,7 +294,7 @@ class CrossEntropy(nn.Module):
         self,
         alpha: float = 0.5,
         *,
-        class_axis: int = 2,
+        class_axis: int | None = None,
         positions: Positions = "independent",
         ignore_index: int = -100,
     ) -> None:
@@ -280,10 +304,12 @@ class CrossEntropy(nn.Module):
         self.positions: Positions = positions
         self.ignore_index = ignore_index
 
-    def forward(self, outputs: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+    def forward(
+        self, outputs: Tensor | Mapping[str, Tensor], target: Tensor, sample_weight: Tensor | None = None
+    ) -> Tensor:
         """Mean alpha loss of the logits `outputs` (K, N, C)."""
         return cross_entropy(
-            outputs,
+            logits_of(outputs),
             target,
             self.alpha,
             class_axis=self.class_axis,
@@ -303,7 +329,8 @@ class GaussianNLL(nn.Module):
     Args:
         alpha: As in `gaussian_nll`.
         precision: "learned" holds log tau as a parameter (give `objective.parameters()` to the optimiser
-            too), a number fixes it, "predicted" expects outputs = (mean, log_precision), each (K, N, D).
+            too), a number fixes it, "predicted" expects outputs = (mean, log_precision), each (K, N, D), or a
+            mapping with "loc" and "scale", the standard deviation of the noise.
 
     >>> objective = GaussianNLL(alpha=0.5)                             # learned
     >>> [name for name, _ in objective.named_parameters()], objective.precision.item()
@@ -320,11 +347,12 @@ class GaussianNLL(nn.Module):
             self.source, self.log_precision = "learned", nn.Parameter(torch.zeros(()))
         elif precision == "predicted":
             self.source, self.log_precision = "predicted", None
-        elif isinstance(precision, (int, float)) and math.isfinite(precision) and precision > 0:
-            self.source = "fixed"
-            self.register_buffer("log_precision", torch.tensor(math.log(precision)))
-        else:
+        elif isinstance(precision, str):
             raise ValueError(f'`precision` must be "learned", "predicted" or a positive number; got {precision!r}.')
+        else:
+            self.source = "fixed"
+            tau = check_number("precision", precision, above=0)
+            self.register_buffer("log_precision", torch.tensor(math.log(tau)))
 
     @property
     def precision(self) -> Tensor:
@@ -335,17 +363,14 @@ class GaussianNLL(nn.Module):
 
     def forward(
         self,
-        outputs: Tensor | tuple[Tensor, Tensor],
+        outputs: Tensor | tuple[Tensor, Tensor] | Mapping[str, Tensor],
         target: Tensor,
         sample_weight: Tensor | None = None,
     ) -> Tensor:
-        """Mean alpha loss of the means `outputs` (K, N, D), or of (mean, log_precision) when predicted."""
+        """Mean alpha loss of the means `outputs` (K, N, D), or of means and precisions when these are predicted."""
         if self.source == "predicted":
-            if not isinstance(outputs, (tuple, list)) or len(outputs) != 2:
-                raise TypeError(
-                    f'`outputs` must be (mean, log_precision) when precision="predicted"; got {type(outputs).__name__}.'
-                )
-            mean, precision = outputs[0], _wide(outputs[1]).exp()
+            mean, log_precision = mean_and_log_precision("`outputs` must be", outputs)
+            precision = _wide(log_precision).exp()
         elif isinstance(outputs, Tensor):
             mean, precision = outputs, self.precision
         else:
@@ -361,12 +386,23 @@ class GaussianNLL(nn.Module):
 
 
 def _log_mean_exp(losses: Tensor, alpha: float) -> Tensor:
-    """-1/alpha log mean_k exp(-alpha l_k) over the first axis, exact for every alpha: (K, ...) -> (...)."""
+    """-1/alpha log mean_k exp(-alpha l_k) over the first axis, for every alpha: (K, ...) -> (...).
+
+    Finite wherever the truth is, and off by a few eps of |L| + sum_k w_k |l_k|, with w the weights of the passes:
+    no more than the rounding of the losses costs. One pass, or equal passes, give the loss itself (a mean of equal
+    numbers at alpha = 0).
+    """
     losses = _wide(losses)
-    # |alpha| below 1e-30 moves nothing that a float can hold, but 1/alpha would overflow.
-    if abs(alpha) < 1e-30 or losses.shape[0] == 1:
-        return losses.mean(0)
-    return apply_function(_AlphaLoss, losses, max(-1e30, min(1e30, alpha)))
+    limit = torch.finfo(losses.dtype)
+    if losses.shape[0] == 1:
+        return losses[0]
+    if alpha == 0:
+        return (losses / losses.shape[0]).sum(0)  # the sum may overflow where the mean does not
+    if abs(alpha) > limit.eps:
+        return apply_function(_AlphaLoss, losses, max(-limit.max, min(limit.max, alpha)))
+    # nearly the mean, to which losses of any size count: in units in which the sum of K cannot overflow
+    unit = 0.5 ** losses.shape[0].bit_length()
+    return apply_function(_AlphaLoss, losses * unit, alpha / unit) / unit
 
 
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Tensor:
@@ -381,41 +417,82 @@ def apply_function(function: type[torch.autograd.Function], *args: Any) -> Tenso
     return out
 
 
+_LEAST = torch.tensor(-0.5, device="cpu")
+
+
 class _AlphaLoss(torch.autograd.Function):
-    """Value in the stable one of two forms, gradient as the softmax it is (autograd through either is not)."""
+    """The value found roughly and then around itself, its gradient as the softmax it is (autograd's is not)."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(losses: Tensor, alpha: float) -> Tensor:
         low, high = losses.amin(0), losses.amax(0)
-        # log-sum-exp around the pass that dominates: for large alpha * spread
-        peak = low if alpha > 0 else high
-        peak = torch.where(peak.isinf(), 0.0, peak)
-        far = peak - ((peak - losses) * alpha).exp().mean(0).log() / alpha
-        # around the mean: for alpha * spread near 0, where log-sum-exp cancels
-        mean = losses.mean(0)
-        near = mean - ((mean - losses) * alpha).expm1().mean(0).log1p() / alpha
-        return torch.where((high - low) * abs(alpha) < 1.0, near, far)
+        spread, size, limit = high - low, abs(alpha), torch.finfo(losses.dtype)
+        # around the pass that dominates nothing overflows, but digits cancel where the passes hardly differ
+        peak = (low if alpha > 0 else high).clamp(limit.min, limit.max)
+        rough = peak - (peak - losses).mul_(alpha).exp_().mean(0).log_().div_(alpha)
+        centre = torch.where(spread >= 1 / size, rough, losses.mean(0)).clamp(low, high)
+        # around the value itself nothing cancels; below -1/2 (or nan) only the rounding of `centre` times alpha is seen
+        excess = (centre - losses).mul_(alpha).expm1_().mean(0)
+        value = centre - torch.fmax(excess, _LEAST).log1p_().div_(alpha)
+        if size > 1e-3:
+            return value
+        return torch.where(spread > limit.eps / size, value, centre)  # else alpha * spread is lost, and may underflow
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
         losses, ctx.alpha = inputs
-        ctx.save_for_backward(losses)
-        ctx.save_for_forward(losses)
+        ctx.save_for_backward(losses, output)
+        ctx.save_for_forward(losses, output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (losses,) = ctx.saved_tensors
-        return grad * torch.softmax(losses * -ctx.alpha, 0), None
+        return grad * _pass_weights(ctx.alpha, *ctx.saved_tensors), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        (losses,) = ctx.saved_tensors
-        return (tangent * torch.softmax(losses * -ctx.alpha, 0)).sum(0)
+        return (tangent * _pass_weights(ctx.alpha, *ctx.saved_tensors)).sum(0)
+
+
+def _pass_weights(alpha: float, losses: Tensor, value: Tensor) -> Tensor:
+    """softmax(-alpha l) over the passes, of the differences to the value: alpha times a loss may overflow."""
+    return torch.softmax((value - losses).mul_(alpha), 0)
 
 
 # ------------------------------------------------------------------------------ helpers
+
+
+def mean_and_log_precision(rule: str, outputs: Any) -> tuple[Tensor, Tensor]:
+    """(mean, log_precision) as they are, or of a mapping with the names of torch.distributions, "loc" and "scale"."""
+    if isinstance(outputs, Mapping) and {"loc", "scale"} <= set(outputs):
+        mean, scale = outputs["loc"], outputs["scale"]
+        check_floating("scale", scale)
+        if readable(scale) and not bool(((scale > 0) & scale.isfinite()).all()):
+            wrong = float(scale[~((scale > 0) & scale.isfinite())][0])
+            raise ValueError(f"`scale` must be positive and finite; got {wrong}. Use softplus or exp.")
+        return mean, -2 * _wide(scale).log()
+    if not isinstance(outputs, (tuple, list)) or len(outputs) != 2:
+        raise TypeError(
+            f'{rule} (mean, log_precision), or a mapping with "loc" and "scale", when precision="predicted"; '
+            f"got {type(outputs).__name__}."
+        )
+    return outputs[0], outputs[1]
+
+
+def logits_of(outputs: Any) -> Any:
+    """The logits of a mapping that has them (a ModelOutput); anything else as it is."""
+    return outputs["logits"] if isinstance(outputs, Mapping) and "logits" in outputs else outputs
+
+
+def _class_axis(outputs: Tensor, target: Tensor) -> int:
+    """2, as in torch, unless the outputs are (K, N, A, B) and the target leaves open which of these it is."""
+    if outputs.ndim == 4 and target.shape in (outputs.shape[1:], outputs.shape[1:3]):
+        raise ValueError(
+            f"`class_axis` must be given for `outputs` {tuple(outputs.shape)} and `target` {tuple(target.shape)}; "
+            "got None. Use class_axis=-1 for tokens (K, N, T, C), class_axis=2 for (K, N, C, L)."
+        )
+    return 2
 
 
 def _index_losses(log_probs: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor | None]:
@@ -457,20 +534,31 @@ def _reduce(values: Tensor, sample_weight: Tensor | None, reduction: Reduction, 
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'`reduction` must be "mean", "sum" or "none"; got {reduction!r}.')
     total: Tensor | int = values.numel() if counts is None else counts.sum()
+    weight = None
     if sample_weight is not None:
         weight = check_weight(sample_weight, values).expand_as(values)
-        values = values * weight
         total = (weight if counts is None else weight * counts).sum()
-    if reduction == "none":
-        return values
-    if reduction == "sum":
-        return values.sum()
+    if reduction != "mean":
+        values = values if weight is None else values * weight
+        return values if reduction == "none" else values.sum()
     if (not isinstance(total, Tensor) or readable(total)) and not total > 0:
         raise ValueError(
             'reduction="mean" needs at least one data point that counts, with a positive weight; got none. '
             'Skip the empty batch, or use "sum".'
         )
-    return values.sum() / total
+    return (values / total if weight is None else values * (weight / total)).sum()  # the sum itself may overflow
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Whether two results are of one shape and differ by no more than another order of operations explains."""
+    near = math.sqrt(torch.finfo(b.dtype).eps)
+    slack = near * float(b.nan_to_num(0.0, 0.0, 0.0).abs().max())
+    return a.shape == b.shape and torch.allclose(a, b, near, slack, equal_nan=True)
+
+
+def _unlike_first(rows: Tensor) -> int:
+    """The row that differs most from the first one."""
+    return int((rows - rows[0]).abs().reshape(len(rows), -1).float().sum(1).argmax())
 
 
 def _wide(t: Tensor) -> Tensor:

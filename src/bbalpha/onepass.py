@@ -40,7 +40,7 @@ def logits_once(model: nn.Module, x: Any) -> Tensor:
         output = Inputs.of(x, 0, model=model).fresh().call(live)
     if isinstance(output, Mapping):
         output = output.get("logits", output)
-    return as_logits(output[None] if isinstance(output, Tensor) else output, 0, 2)
+    return as_logits(output[None] if isinstance(output, Tensor) else output, 2)
 
 
 def predict_once(model: nn.Module, x: Any, *, batch_size: int = 1024) -> ClassificationPrediction:

@@ -5,7 +5,7 @@ p.mean, p.epistemic_std, p.interval(0.9)            # what comes back is in pred
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -13,11 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bbalpha.batches import Passes, collect
+from bbalpha.checks import check_class_axis, check_number
 from bbalpha.inputs import BatchDim
+from bbalpha.objectives import logits_of, mean_and_log_precision
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
 from bbalpha.sampling import Masks
 
 _BLOCK = 2**22  # numbers worked on at a time
+
+Output = int | str | Callable[[Any], Any] | None
 
 
 def predict_classification(
@@ -29,7 +33,8 @@ def predict_classification(
     masks: Masks = "per_example",
     seed: int | None = None,
     temperature: float = 1.0,
-    class_axis: int = 2,
+    class_axis: int | None = None,
+    output: Output = None,
     batch_dim: BatchDim = 0,
     progress: bool | None = None,
 ) -> ClassificationPrediction:
@@ -46,8 +51,11 @@ def predict_classification(
         masks: "per_example", or "shared" by all rows: then one `seed` gives the same for every `batch_size`.
         seed: None draws from torch's global generator; an int leaves it untouched.
         temperature: Divides the logits of every pass; see `bbalpha.calibration.fit_temperature`.
-        class_axis: The axis of the outputs (K, N, ...) that holds the classes; -1 for tokens.
-        batch_dim: The axis of `x` that counts rows; results have the rows first.
+        class_axis: The axis of the outputs (K, N, ...) that holds the classes: -1 for tokens (N, T, C), 2 for
+            (N, C, L); None is 2 where it is no choice, and must be given for these.
+        output: What to read of a model that returns several things: an int for a tuple, a str for a mapping or an
+            attribute, or a function of all of it, with tensors (K, N, ...), that gives the logits.
+        batch_dim: The axis of `x` that counts rows, as in `bbalpha.sample`; results have the rows first.
         progress: True or False; None shows a bar on a terminal when it takes more than a few seconds.
 
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
@@ -55,16 +63,16 @@ def predict_classification(
     >>> p.probs.shape, p.label.shape, bool((p.mutual_information >= 0).all())
     (torch.Size([4, 3]), torch.Size([4]), True)
     """
-    if not isinstance(temperature, (int, float)) or not 0 < temperature < math.inf:
-        raise ValueError(f"`temperature` must be a positive number; got {temperature!r}.")
+    temperature = check_number("temperature", temperature, above=0)
     passes = Passes(n_passes, batch_size, masks, seed, batch_dim, progress)
 
     def reduce(groups: Iterator[Any], start: int) -> tuple[Tensor, ...]:
-        logits = (as_logits(g, 0, class_axis) / temperature for g in groups)
-        return _reduce_logits(logits, n_passes, class_axis, start)
+        logits = (as_logits(pick(g, output), class_axis) / temperature for g in groups)
+        return _reduce_logits(logits, n_passes, 2 if class_axis is None else class_axis, start)
 
     log_probs, expected_entropy, votes = collect(model, x, passes, reduce, row_axis=0)
-    return ClassificationPrediction(log_probs, expected_entropy, votes, n_passes, class_axis % (log_probs.ndim + 1) - 1)
+    axis = 1 if class_axis is None else class_axis % (log_probs.ndim + 1) - 1
+    return ClassificationPrediction(log_probs, expected_entropy, votes, n_passes, axis)
 
 
 def predict_regression(
@@ -76,6 +84,7 @@ def predict_regression(
     batch_size: int | None = None,
     masks: Masks = "per_example",
     seed: int | None = None,
+    output: Output = None,
     batch_dim: BatchDim = 0,
     progress: bool | None = None,
 ) -> RegressionPrediction:
@@ -84,7 +93,8 @@ def predict_regression(
     Runs in evaluation mode, without gradients, a batch at a time; keeps the K means of every row.
 
     Args:
-        model: Returns means (N, D) or (N,), or (mean, log_precision) with ``precision="predicted"``.
+        model: Returns means (N, D) or (N,); with ``precision="predicted"`` (mean, log_precision), or a mapping with
+            "loc" and "scale", the standard deviation of the noise.
         x: As in `predict_classification`.
         n_passes: K.
         precision: tau, one over the noise variance: a number or a tensor that broadcasts to (K, N, D) (such as
@@ -92,7 +102,8 @@ def predict_regression(
         batch_size: Rows at a time; None chooses by memory.
         masks: "per_example", or "shared" by all rows: then one `seed` gives the same for every `batch_size`.
         seed: None draws from torch's global generator; an int leaves it untouched.
-        batch_dim: The axis of `x` that counts rows; results have the rows first.
+        output: As in `predict_classification`.
+        batch_dim: The axis of `x` that counts rows, as in `bbalpha.sample`; results have the rows first.
         progress: True or False; None shows a bar on a terminal when it takes more than a few seconds.
 
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
@@ -103,16 +114,17 @@ def predict_regression(
     """
     if isinstance(precision, str) and precision != "predicted":
         raise ValueError(f'`precision` must be None, a number, a tensor or "predicted"; got {precision!r}.')
+    predicted = isinstance(precision, str)
     passes = Passes(n_passes, batch_size, masks, seed, batch_dim, progress)
 
     def reduce(groups: Iterator[Any], start: int) -> tuple[Tensor, ...]:
-        parts = [_means(g, 0, predicted=precision == "predicted") for g in groups]
+        parts = [_means(pick(g, output), predicted=predicted) for g in groups]
         joined = tuple(torch.cat(ts) if len(ts) > 1 else ts[0] for ts in zip(*parts, strict=True))
         _check_finite(joined, row=start)
         return joined
 
     collected = collect(model, x, passes, reduce, row_axis=1)
-    if isinstance(precision, str):
+    if predicted:
         return RegressionPrediction(collected[0], collected[1].exp())
     if isinstance(precision, Tensor):
         return RegressionPrediction(collected[0], precision.detach().to(collected[0].device))
@@ -150,51 +162,78 @@ def _reduce_logits(
     return log_probs, entropy / n_passes, (votes / n_passes).movedim(-1, axis - 1)
 
 
-def as_logits(outputs: Any, batch_dim: int, class_axis: int) -> Tensor:
+def pick(outputs: Any, output: Output) -> Any:
+    """What `output` names of the outputs of the passes: by place, by name, or by a function; all of it for None."""
+    if output is None:
+        return outputs
+    if callable(output):
+        return output(outputs)
+    if isinstance(output, bool) or not isinstance(output, (int, str)):
+        raise TypeError(f"`output` must be a number, a name, a function or None; got {output!r}.")
+    if isinstance(output, int) and isinstance(outputs, (tuple, list)) and -len(outputs) <= output < len(outputs):
+        return outputs[output]
+    if isinstance(output, str) and isinstance(outputs, Mapping) and output in outputs:
+        return outputs[output]
+    if isinstance(output, str) and not isinstance(outputs, (Mapping, Tensor)) and hasattr(outputs, output):
+        return getattr(outputs, output)  # a named tuple
+    raise ValueError(f"`output` must name a part of what the model returns; got {output!r} for {_described(outputs)}.")
+
+
+def _described(outputs: Any) -> str:
+    """What a model returned, in a few words."""
+    if isinstance(outputs, Mapping):
+        return f"a mapping with {', '.join(repr(k) for k in outputs)}"
+    if isinstance(outputs, (tuple, list)):
+        return f"a {type(outputs).__name__} of {len(outputs)}"
+    return "a tensor" if isinstance(outputs, Tensor) else type(outputs).__name__
+
+
+def as_logits(outputs: Any, class_axis: int | None) -> Tensor:
     """Logits (G, n, C, ...), rows behind the passes; a single logit as the two classes it stands for."""
-    if isinstance(outputs, Mapping) and isinstance(outputs.get("logits"), Tensor):
-        outputs = outputs["logits"]
-    logits = _real("logits (N, C)", outputs, batch_dim)
+    logits = _real("logits (N, C)", logits_of(outputs))
     if logits.ndim == 2:
         logits = logits.unsqueeze(2)
-    if not -logits.ndim <= class_axis < logits.ndim or class_axis % logits.ndim < 2:
-        raise ValueError(
-            f"`class_axis` must name an axis of the outputs after K and N; got {class_axis} "
-            f"for shape {tuple(logits.shape)}."
-        )
+    if class_axis is None:
+        if logits.ndim == 4:
+            raise ValueError(
+                f"`class_axis` must be given for logits {tuple(logits.shape[1:])} of the rows; got None. Use "
+                "class_axis=-1 for tokens (N, T, C), class_axis=2 for (N, C, L)."
+            )
+        class_axis = 2
+    class_axis = check_class_axis(class_axis, logits)
     if logits.shape[class_axis] == 1:
         return torch.cat((torch.zeros_like(logits), logits), class_axis)
     return logits
 
 
-def _means(outputs: Any, batch_dim: int, *, predicted: bool) -> tuple[Tensor, ...]:
+def _means(outputs: Any, *, predicted: bool) -> tuple[Tensor, ...]:
     """Means (G, n, ...), and log precisions if these are predicted too."""
-    pair = isinstance(outputs, (tuple, list)) and len(outputs) == 2
-    if predicted and not pair:
-        raise TypeError(
-            f'`model` must return (mean, log_precision) with precision="predicted"; got {type(outputs).__name__}.'
-        )
     if not predicted:
-        hint = ' Is this (mean, log_precision)? Use precision="predicted".' if pair else ""
-        return (_real("means (N, D)", outputs, batch_dim, hint),)
-    mean, log_precision = (_real("means (N, D)", o, batch_dim) for o in outputs)
+        pair = isinstance(outputs, (tuple, list)) and len(outputs) == 2
+        named = isinstance(outputs, Mapping) and {"loc", "scale"} <= set(outputs)
+        what = "(mean, log_precision)" if pair else 'the "loc" and "scale" of the noise'
+        hint = f' Is this {what}? Use precision="predicted".' if pair or named else ""
+        return (_real("means (N, D)", outputs, hint),)
+    parts = mean_and_log_precision("`model` must return", outputs)
+    mean, log_precision = (_real("means (N, D)", part) for part in parts)
     if mean.shape != log_precision.shape:
         raise ValueError(
-            f"`model` must return a log precision for every mean, {tuple(mean.shape[1:])}; "
+            f"`model` must return a precision for every mean, {tuple(mean.shape[1:])}; "
             f"got {tuple(log_precision.shape[1:])}."
         )
     return mean, log_precision
 
 
-def _real(what: str, outputs: Any, batch_dim: int, hint: str = "") -> Tensor:
+def _real(what: str, outputs: Any, hint: str = "") -> Tensor:
     """A floating-point tensor (G, n, ...), at least float32."""
     if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
-        got = outputs.dtype if isinstance(outputs, Tensor) else type(outputs).__name__
+        several = isinstance(outputs, (tuple, list, Mapping))
+        got = outputs.dtype if isinstance(outputs, Tensor) else _described(outputs)
+        hint += " Say with `output` which part to read: output=0, a name, or a function of it." if several else ""
         raise TypeError(f"`model` must return a tensor of {what}; got {got}.{hint}")
-    if outputs.ndim < 2 + batch_dim:
+    if outputs.ndim < 2:
         raise ValueError(f"`model` must return one output a row; got {tuple(outputs.shape[1:])} from each pass.")
-    rows_first: Tensor = outputs.movedim(1 + batch_dim, 1)
-    return rows_first.float() if outputs.dtype in (torch.float16, torch.bfloat16) else rows_first
+    return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
 def _check_finite(outputs: tuple[Tensor, ...], first: int = 0, row: int = 0, *, infinite: bool = False) -> None:

@@ -13,10 +13,12 @@ mixture, not of a Gaussian with the same moments; its variance is epistemic (of 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
 
+from bbalpha.checks import check_count
 from bbalpha.objectives import gaussian_nll
 
 _BLOCK = 2**22  # numbers worked on at a time
@@ -73,11 +75,16 @@ class ClassificationPrediction:
         _check_spread("variation_ratio", self.n_passes)
         return 1 - self.votes.amax(self.class_axis)
 
-    def log_prob(self, y: Tensor) -> Tensor:
-        """Log-probability of the classes `y` (N, ...) -> (N, ...)."""
+    def log_prob(self, y: Tensor, *, ignore_index: int = -100) -> Tensor:
+        """Log-probability of the classes `y` (N, ...) -> (N, ...).
+
+        Positions whose class is `ignore_index` do not count and give 0, as in `bbalpha.cross_entropy`; over the
+        others the mean is ``p.log_prob(y).sum() / (y != -100).sum()``.
+        """
         classes = self.log_probs.movedim(self.class_axis, -1)
-        _check_labels(y, classes)
-        return classes.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
+        ignored = _check_labels(y, classes, ignore_index)
+        index = y.long().masked_fill(ignored, 0).unsqueeze(-1)
+        return classes.gather(-1, index).squeeze(-1).masked_fill(ignored, 0.0)
 
     def prediction_set(self, coverage: float) -> Tensor:
         """The fewest classes that hold `coverage` of the probability, as bool (N, C, ...); never empty.
@@ -204,8 +211,7 @@ class RegressionPrediction:
 
     def sample(self, n: int, *, seed: int | None = None) -> Tensor:
         """`n` draws for every row, outputs of a row jointly (n, N, ...); of the means alone without a precision."""
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ValueError(f"`n` must be a whole number of at least 1; got {n!r}.")
+        n = check_count("n", n)
         K, N = self.outputs.shape[:2]
         device = self.outputs.device
         generator = None if seed is None else torch.Generator(device).manual_seed(seed)
@@ -279,18 +285,21 @@ def _mixture_quantile(mean: Tensor, std: Tensor, levels: Tensor) -> Tensor:
 
 def check_coverage(coverage: float) -> None:
     """Refuse a share that is not strictly between 0 and 1."""
-    if isinstance(coverage, bool) or not isinstance(coverage, (int, float)) or not 0 < coverage < 1:
+    if isinstance(coverage, bool) or not isinstance(coverage, Real) or not 0 < coverage < 1:
         raise ValueError(f"`coverage` must lie between 0 and 1, both left out; got {coverage!r}.")
 
 
-def _check_labels(y: Tensor, classes: Tensor) -> None:
+def _check_labels(y: Tensor, classes: Tensor, ignore_index: int) -> Tensor:
+    """Which of the labels (N, ...) do not count, if the others are classes of (N, ..., C)."""
     if not isinstance(y, Tensor) or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise TypeError(f"`y` must hold integer class indices; got {getattr(y, 'dtype', type(y).__name__)}.")
     if y.shape != classes.shape[:-1]:
         raise ValueError(f"`y` must have the shape of the labels, {tuple(classes.shape[:-1])}; got {tuple(y.shape)}.")
-    unseen = y[(y < 0) | (y >= classes.shape[-1])]
+    ignored = y == ignore_index
+    unseen = y[((y < 0) | (y >= classes.shape[-1])) & ~ignored]
     if len(unseen):
         raise ValueError(f"`y` must hold classes from 0 to {classes.shape[-1] - 1}; got {int(unseen[0])}.")
+    return ignored
 
 
 def _check_spread(name: str, n_passes: int) -> None:
