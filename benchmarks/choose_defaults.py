@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn import datasets
 
-from bbalpha.estimators_base import RATES
+from bbalpha.estimators_choices import RATES
 from bbalpha.experiments.results import Ledger
 from bbalpha.feed import order
 from bbalpha.population import Member, fit_population

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from bbalpha.data import UCIData, load_uci
 from bbalpha.estimators import BBAlphaRegressor
-from bbalpha.estimators_base import best_candidate, candidates, train_together
+from bbalpha.estimators_choices import best_candidate, candidates, train_together
 from bbalpha.experiments.results import Ledger
 from bbalpha.experiments.scoring import scores
 from bbalpha.population import Population

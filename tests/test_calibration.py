@@ -183,9 +183,11 @@ def one_axis(N):
         (lambda: conformal_sets(*classification(9), score="x"), ValueError, "`score`"),
         (lambda: fit_temperature(Scaled(1.0), torch.zeros(0, 3), torch.zeros(0).long()), ValueError, "got none"),
         (lambda: fit_temperature(Scaled(1.0), torch.ones(4, 3), torch.full((4,), 3)), ValueError, "0 to 2; got 3"),
-        (lambda: fit_precision(Scaled(1.0), torch.ones(4, 3), torch.zeros(4)), ValueError, r"the shape \(4, 3\)"),
+        (lambda: fit_precision(Scaled(1.0), torch.ones(4, 3), torch.zeros(4)), ValueError, r"one pass, \(4, 3\)"),
         (lambda: fit_precision(Scaled(0.0), torch.ones(4, 1), torch.zeros(4, 1)), ValueError, "predicted exactly"),
         (lambda: fit_precision(Scaled(1.0), torch.ones(4, 1), [0.0] * 4), TypeError, "got list"),
+        (lambda: fit_precision(Scaled(1.0), torch.ones(4, 1), torch.zeros(4, 1) * 1j), TypeError, "real numbers"),
+        (lambda: fit_precision(Scaled(1.0), torch.ones(4, 1), torch.tensor(0.0)), ValueError, "got none"),
     ],
 )
 def test_bad_input_is_named(call, error, message):

@@ -14,7 +14,7 @@ from torch import nn
 
 import bbalpha
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor, load_estimator
-from bbalpha.estimators_base import RATE_OF_MANY, RATES
+from bbalpha.estimators_choices import RATE_OF_MANY, RATES
 from bbalpha.networks import mlp
 
 EXPECTED = {

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -163,6 +164,77 @@ def test_each_member_stops_by_its_own_rows():
     assert -again.mean().item() == pytest.approx(curve[overfitted - 1].item(), abs=1e-4)  # the best weights are kept
     early = fit_population(x, target, members[1:2], epochs=overfitted, batch_size=16, schedule=None)
     torch.testing.assert_close(early.network(0)[0].weight, population.network(1)[0].weight, rtol=1e-4, atol=1e-5)
+
+
+NAN = float("nan")
+WRONG = {"epochs": (0, -5, NAN, 2**70), "hidden_layer_sizes": ((0,), NAN), "n_passes": (0, None), "patience": (0, -1),
+         "batch_size": (0, -1), "n_validation_passes": (0,)}  # fmt: skip
+WRONG_MEMBER = {"alpha": (NAN,), "dropout": (1.0, NAN, None), "input_dropout": (-0.1,), "length_scale": (-1, NAN),
+                "learning_rate": (0, -1, NAN), "seed": (0.5, None, 2**64), "train": ([0.5], [-1], [150], [[0]], [True]),
+                "validation": ([-1], [150])}  # fmt: skip
+
+
+def test_what_is_wrong_is_named():
+    x, y = table()
+    for name, values in WRONG.items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"^`{name}` must"):
+                fit_population(x, y, MIXED, **{"epochs": 1, name: value})
+    for name, values in WRONG_MEMBER.items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"^`{name}` must"):
+                fit_population(x, y, [*MIXED, Member(**{"train": range(9), name: value})], epochs=1)
+    with pytest.raises(TypeError, match="must be of Member; got dict"):
+        fit_population(x, y, [{"train": range(9)}], epochs=1)
+    population = fit_population(x, y, MIXED[:1], epochs=1)
+    with pytest.raises(ValueError, match=r"^`n_passes` must"):
+        population.log_likelihood(x, y, [range(3)], n_passes=0)
+    with pytest.raises(ValueError, match=r"^`rows` must hold rows from 0 to 149; got -1 to 2"):
+        population.log_likelihood(x, y, [[-1, 2]])
+
+
+def test_tables_that_are_no_good_are_refused():
+    x, y = table()
+    for place in ((x, "x"), (y, "y")):
+        bad = place[0].clone()
+        bad[120] = NAN
+        given = (bad, y) if place[1] == "x" else (x, bad)
+        with pytest.raises(ValueError, match=f"^`{place[1]}` must be finite in the rows of every member"):
+            fit_population(*given, [Member(train=range(9)), Member(train=range(100, 150))], epochs=1)
+        fit_population(*given, [Member(train=range(100))], epochs=1)  # what nobody is given may be anything
+    for weight in (-torch.ones(150), torch.full((150,), NAN), torch.ones(3)):
+        with pytest.raises(ValueError, match=r"^`sample_weight` must"):
+            fit_population(x, y, MIXED, epochs=1, sample_weight=weight)
+    for labels in (y, -torch.ones(150), torch.ones(150, 1)):
+        with pytest.raises(ValueError, match=r"^`y` must hold class indices"):
+            fit_population(x, labels, MIXED, epochs=1, likelihood="categorical")
+
+
+def test_numbers_of_numpy_are_numbers():
+    x, y = table()
+    member = Member(train=range(60), dropout=0.25, seed=3)
+    same = Member(train=np.arange(60), dropout=np.float32(0.25), seed=np.int64(3), alpha=np.float64(0.5))
+    a = fit_population(x, y, [member], epochs=2, hidden_layer_sizes=(4,), batch_size=16)
+    b = fit_population(x, y, [same], epochs=np.int64(2), hidden_layer_sizes=np.int64(4), batch_size=np.int32(16))
+    assert torch.equal(a.weights[0][0], b.weights[0][0])
+
+
+def test_a_member_that_never_had_a_finite_likelihood_shows_it():
+    x, y = table()
+    members = [Member(train=range(60), validation=range(60, 90), learning_rate=rate) for rate in (1e30, 0.01)]
+    population = fit_population(x, y, members, epochs=2)
+    assert not population.nll[:, 0].isfinite().any()
+    assert not population.weights[0][0][0].isfinite().all()  # not the network that it started from
+    assert population.weights[0][0][1].isfinite().all()
+
+
+def test_held_out_rows_without_weight_choose_no_epoch():
+    x, y = table()
+    weight = (torch.arange(150) < 60).float()
+    members = [Member(train=range(60), validation=range(60, 90)), Member(train=range(60))]
+    population = fit_population(x, y, members, epochs=4, sample_weight=weight, patience=1)
+    assert population.best_epoch.tolist() == [4, 4]
+    torch.testing.assert_close(population.log_precision[0], population.log_precision[1])
 
 
 def test_errors():

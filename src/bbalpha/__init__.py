@@ -1,6 +1,7 @@
 """Make the dropout network you already have Bayesian: keep the model, change the loss."""
 
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,17 +58,25 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are resolved on first use, so that `import bbalpha` costs next to nothing."""
+    """Public names and modules are resolved on first use, so that `import bbalpha` costs next to nothing."""
     if name == "__version__":
         from importlib.metadata import version
 
         return version("bbalpha")
-    if name not in _HOME:
+    if name in _HOME:
+        value = getattr(import_module(f"bbalpha.{_HOME[name]}"), name)
+    elif name in _modules():
+        value = import_module(f"bbalpha.{name}")
+    else:
         raise AttributeError(f"module 'bbalpha' has no attribute {name!r}")
-    value = getattr(import_module(f"bbalpha.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return sorted({*__all__, *_modules(), "__version__"})
+
+
+def _modules() -> list[str]:
+    """The modules that are not private."""
+    return [module.name for module in iter_modules(__path__) if not module.name.startswith("_")]

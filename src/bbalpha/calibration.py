@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bbalpha.batches import Passes, collect
+from bbalpha.checks import check_real, check_same_shape
 from bbalpha.objectives import cross_entropy, gaussian_nll
 from bbalpha.prediction import as_logits, predict_regression
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction, check_coverage
@@ -124,8 +125,7 @@ def fit_precision(
     )
     outputs = prediction.outputs.double()
     _check_rows(target, outputs.shape[1])
-    if target.shape != outputs.shape[1:]:
-        raise ValueError(f"`target` must have the shape {tuple(outputs.shape[1:])}; got {tuple(target.shape)}.")
+    check_same_shape(outputs, target)
     error = float((outputs - target).square().mean())
     if not 0 < error < math.inf:
         raise ValueError(f"`target` must be finite and not predicted exactly; got a mean squared error of {error}.")
@@ -299,9 +299,8 @@ def _minimum(function: Callable[[float], float], low: float, high: float) -> flo
 
 
 def _check_rows(target: Tensor, rows: int | None = None) -> None:
-    if not isinstance(target, Tensor):
-        raise TypeError(f"`target` must be a tensor; got {type(target).__name__}.")
-    if len(target) == 0:
+    check_real("target", target)
+    if target.ndim == 0 or len(target) == 0:
         raise ValueError("`target` must have calibration rows; got none. Hold some data out of training.")
     if rows is not None and len(target) != rows:
         raise ValueError(f"`target` must have one entry a row, {rows}; got {len(target)}.")

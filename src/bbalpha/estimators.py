@@ -17,11 +17,21 @@ import torch
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
-from bbalpha.checkpoint import read_folder
-from bbalpha.estimators_base import Array, DropoutEstimator, Module, standardiser
+from bbalpha.checks import check_count
+from bbalpha.estimators_base import (
+    Array,
+    DropoutEstimator,
+    Module,
+    check_converged,
+    read_content,
+    some_rows,
+    standardiser,
+    targets,
+    weights,
+)
 from bbalpha.objectives import CrossEntropy, GaussianNLL
 from bbalpha.prediction import predict_classification, predict_regression
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
@@ -35,7 +45,7 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
 
     Args:
         alpha: 0 is MC dropout as usual, 0.5 the Hellinger value, 1 the predictive likelihood.
-        hidden_layer_sizes: Widths of the hidden layers.
+        hidden_layer_sizes: Widths of the hidden layers; a number is one layer.
         dropout: The rate of being dropped of hidden units. None, up to 2,000 rows, tries four pairs of rates at hidden
             units and inputs, trained at once, and takes the one under which the held-out rows are likeliest, in the
             mean over networks (`dropout_`, `input_dropout_`); from there on it is 5/256, 0.02.
@@ -66,11 +76,13 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
     ((3,), True)
     """
 
+    _fitted_names = (*DropoutEstimator._fitted_names, "noise_", "y_ndim_", "y_mean_", "y_scale_", "precision_")
+
     def __init__(
         self,
         alpha: float = 0.5,
         *,
-        hidden_layer_sizes: Sequence[int] = (50,),
+        hidden_layer_sizes: int | Sequence[int] = (50,),
         dropout: float | None = None,
         input_dropout: float | None = None,
         length_scale: float = 1.0,
@@ -98,17 +110,33 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on `X` (N, F) and `y` (N,) or (N, D); returns self."""
+        return self._fit_whole(X, y, sample_weight)
+
+    def _checked(self) -> dict[str, Any]:
         check_noise(self.noise)
+        return super()._checked()
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
-        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
-        self.y_ndim_, table = y.ndim, np.asarray(y, np.float64).reshape(len(y), -1)
+        weight = weights(sample_weight, X)
+        self.noise_, self.y_ndim_, table = self.noise, y.ndim, targets(y)
         self.y_mean_, self.y_scale_ = standardiser(table, weight)
         target = torch.as_tensor((table - self.y_mean_) / self.y_scale_, dtype=torch.float32)
-        self._train(X, target, weight, table.shape[1] * (2 if self._splits() else 1))
-        if self.noise == "constant":
+        self._train(X, target, weight)
+        if self.noise_ == "constant":
             tau = torch.stack([o.precision.detach() for o in self.objectives_]).double()  # (n_ensemble,)
             self.precision_ = tau.numpy()[:, None] / self.y_scale_**2  # (n_ensemble, D), in units of y
-        return self
+        rows = some_rows(len(X)) if weight is None else np.flatnonzero(weight)[some_rows(int((weight > 0).sum()))]
+        check_converged(self, *self._over_constant(self._standardised(X[rows]), target[rows].double()))
+
+    def _over_constant(self, x: Tensor, target: Tensor) -> tuple[Array, float]:
+        """How standardised rows and targets do, beside the mean and deviation of y: as `check_converged` has it."""
+        prediction = self._standard(x)
+        squares = target.square().sum(1)
+        constant = -0.5 * (squares + target.shape[1] * np.log(2 * np.pi))
+        gain = prediction.log_prob(target) - constant
+        error = (prediction.mean - target).square().sum(1).mean() / (target.shape[1] + squares.mean())
+        return gain.numpy(), float(error)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean (N,) or (N, D); with `return_std` also its standard deviation."""
@@ -128,7 +156,7 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
         """Draws from the predictive distribution (N, n_samples), or (N, D, n_samples) with D targets."""
-        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        n_samples, seed = check_count("n_samples", n_samples), int(check_random_state(random_state).randint(2**31 - 1))
         return np.moveaxis(self._shaped(self.predictive(X).sample(n_samples, seed=seed)), 0, -1)
 
     def log_prob(self, X: Any, y: Any) -> Array:
@@ -139,14 +167,18 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
 
     def predictive(self, X: Any) -> RegressionPrediction:
         """The predictive distribution itself, in units of `y`."""
-        x = self._inputs(X)
+        standard = self._standard(self._inputs(X))
+        return standard.rescaled(torch.as_tensor(self.y_scale_), torch.as_tensor(self.y_mean_))
+
+    def _standard(self, x: Tensor, n_passes: int | None = None) -> RegressionPrediction:
+        """The predictive distribution of standardised targets; `n_passes` are of each network."""
         outputs, precisions = [], []
         for i, network in enumerate(self._predictors()):
-            learned = self.noise == "constant"
+            learned = self.noise_ == "constant"
             prediction = predict_regression(
                 Heads(network) if self._splits() else network,
-                x if self.module is None else x.float(),
-                n_passes=self._passes(),
+                x.float() if self.uses_module_ else x,
+                n_passes=n_passes or self._passes(),
                 precision=1.0 if learned else "predicted",
                 masks="shared",
                 seed=self.seed_ + i,
@@ -156,23 +188,29 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
             tau = torch.as_tensor(self.precision_[i] * self.y_scale_**2) if learned else prediction.precision
             outputs.append(means)
             precisions.append(tau.double().expand_as(means))  # type: ignore[union-attr]
-        joined = RegressionPrediction(torch.cat(outputs), torch.cat(precisions))
-        return joined.rescaled(torch.as_tensor(self.y_scale_), torch.as_tensor(self.y_mean_))
+        return RegressionPrediction(torch.cat(outputs), torch.cat(precisions))
 
     def _objective(self) -> nn.Module:
-        if self.noise == "constant":
+        if self.noise_ == "constant":
             return GaussianNLL(self.alpha)
         return _SplitNLL(self.alpha) if self._splits() else GaussianNLL(self.alpha, precision="predicted")
 
     def _likelihood(self) -> Likelihood:
-        return "gaussian" if self.noise == "constant" else "heteroscedastic"
+        return "gaussian" if self.noise_ == "constant" else "heteroscedastic"
 
     def _splits(self) -> bool:
         """Whether our own network gives mean and log precision side by side."""
-        return self.noise == "heteroscedastic" and self.module is None
+        return self.noise_ == "heteroscedastic" and not self.uses_module_
 
     def _n_outputs(self) -> int:
         return len(self.y_mean_) * (2 if self._splits() else 1)
+
+    def _shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
+        check_noise(self.noise_)
+        if self.y_ndim_ not in (1, 2) or (self.noise_ == "constant") != ("precision_" in vars(self)):
+            raise ValueError("`y_ndim_` and `precision_` must be those of a fit; they do not fit the rest.")
+        D = self._standard(x, 2).mean.shape[1]
+        return {"y_mean_": (D,), "y_scale_": (D,), "precision_": (len(self.networks_), D)}
 
     def _shaped(self, values: Tensor) -> Array:
         array: Array = values.numpy()
@@ -199,16 +237,26 @@ class BBAlphaClassifier(ClassifierMixin, DropoutEstimator):
     (array([False,  True]), (1, 2))
     """
 
+    _fitted_names = (*DropoutEstimator._fitted_names, "classes_")
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train on `X` (N, F) and labels `y` (N,); returns self."""
+        """Train on `X` (N, F) and labels `y` (N,); returns self. A row of weight 0 is as if it were not there."""
+        return self._fit_whole(X, y, sample_weight)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
-        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
+        weight = weights(sample_weight, X)
+        if weight is not None:
+            X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
         self.classes_, index = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"`y` must hold at least 2 classes; got 1 class: {self.classes_[0]!r}.")
-        self._train(X, torch.as_tensor(index), weight, len(self.classes_))
-        return self
+        self._train(X, torch.as_tensor(index), weight)
+        rows = some_rows(len(X))
+        shares = np.bincount(index, weight) / (len(index) if weight is None else weight.sum())
+        found = self._standard(self._standardised(X[rows])).log_probs.numpy()[np.arange(len(rows)), index[rows]]
+        check_converged(self, found - np.log(shares[index[rows]]))
 
     def predict(self, X: Any) -> Array:
         """The likeliest class (N,)."""
@@ -234,10 +282,14 @@ class BBAlphaClassifier(ClassifierMixin, DropoutEstimator):
 
     def predictive(self, X: Any) -> ClassificationPrediction:
         """The predictive distribution itself; classes are indices into `classes_`."""
-        x = self._inputs(X)
+        return self._standard(self._inputs(X))
+
+    def _standard(self, x: Tensor, n_passes: int | None = None) -> ClassificationPrediction:
+        """That of standardised rows; `n_passes` are of each network."""
+        n_passes = n_passes or self._passes()
         parts = [
             predict_classification(
-                network, x if self.module is None else x.float(), n_passes=self._passes(), masks="shared",
+                network, x.float() if self.uses_module_ else x, n_passes=n_passes, masks="shared",
                 seed=self.seed_ + i, progress=False,
             )
             for i, network in enumerate(self._predictors())
@@ -245,7 +297,7 @@ class BBAlphaClassifier(ClassifierMixin, DropoutEstimator):
         log_probs = torch.stack([p.log_probs for p in parts]).logsumexp(0) - np.log(len(parts))
         expected = torch.stack([p.expected_entropy for p in parts]).mean(0)
         votes = torch.stack([p.votes for p in parts]).mean(0)
-        return ClassificationPrediction(log_probs, expected, votes, self._passes() * len(parts))
+        return ClassificationPrediction(log_probs, expected, votes, n_passes * len(parts))
 
     def _objective(self) -> nn.Module:
         return CrossEntropy(self.alpha)
@@ -255,6 +307,9 @@ class BBAlphaClassifier(ClassifierMixin, DropoutEstimator):
 
     def _n_outputs(self) -> int:
         return len(self.classes_)
+
+    def _shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
+        return {"classes_": (self._standard(x, 2).log_probs.shape[1],)}
 
 
 # ------------------------------------------------------------------------------ helpers
@@ -268,7 +323,7 @@ def check_noise(noise: Any) -> None:
 
 def load_estimator(path: str | os.PathLike[str], *, module: Module | None = None) -> Any:
     """The estimator in a folder written by `save`, of whichever class it is."""
-    kind = read_folder(path).content["kind"]
+    kind = read_content(path)["kind"]
     for estimator in (BBAlphaRegressor, BBAlphaClassifier):
         if kind == estimator.__name__:
             return estimator.load(path, module=module)

@@ -1,34 +1,69 @@
-"""What the scikit-learn estimators share: standardisation, networks and their training, model folders."""
+"""What the scikit-learn estimators share: whole fits, standardisation, networks and their training, model folders."""
 
 import copy
 import os
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from bbalpha.checkpoint import build, describe, read_folder, write_folder
-from bbalpha.feed import order
+from bbalpha.checks import check_count
+from bbalpha.estimators_choices import best_candidate, candidates, duration, held_out_share, train_together
 from bbalpha.networks import mlp
-from bbalpha.population import Member, Population, fit_population
+from bbalpha.population import RULES, check_settings
 from bbalpha.stacked import Likelihood
 from bbalpha.training import cosine, fit
 
 Array = NDArray[Any]
 Module = nn.Module | Callable[[int, int], nn.Module]
+_OPTIONAL = ("dropout", "input_dropout", "epochs", "batch_size", "n_ensemble", "validation_fraction", "patience")
 
 
-class DropoutEstimator(BaseEstimator, ABC):
+class WholeFit(BaseEstimator, ABC):
+    """An estimator whose fitted state changes at once, at the end of `fit`, or not at all."""
+
+    # all that a fit may set: what one of them does not set is not left over from another
+    _fitted_names: ClassVar[tuple[str, ...]] = ("n_features_in_", "feature_names_in_", "seed_")
+
+    def _fit_whole(self, X: Any, y: Any, sample_weight: Any) -> Self:
+        """Fit another of this kind with the same settings, checked, and take over what it has learnt."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self._unfitted() | self._checked())
+        other._fit(X, y, sample_weight)
+        learnt = {name: value for name, value in vars(other).items() if name in self._fitted_names}
+        self.__dict__ = self._unfitted() | learnt  # one step: an interrupt comes before it or after it
+        return self
+
+    def _unfitted(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in self._fitted_names}
+
+    def _checked(self) -> dict[str, Any]:
+        """The settings that have a rule, as Python's own numbers."""
+        return check_settings({k: v for k, v in vars(self).items() if k in RULES}, optional=_OPTIONAL)
+
+    @abstractmethod
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
+        """Set all fitted attributes."""
+
+
+class DropoutEstimator(WholeFit):
     """Standardisation, networks and their training; the likelihood is the subclass's."""
 
+    _fitted_names = (
+        *WholeFit._fitted_names, "networks_", "objectives_", "uses_module_", "x_mean_", "x_scale_", "dropout_",
+        "input_dropout_", "validation_curves_", "n_iter_",
+    )  # fmt: skip
     networks_: list[nn.Module]
     objectives_: list[Any]
 
@@ -36,7 +71,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         self,
         alpha: float = 0.5,
         *,
-        hidden_layer_sizes: Sequence[int] = (50,),
+        hidden_layer_sizes: int | Sequence[int] = (50,),
         dropout: float | None = 0.05,
         input_dropout: float | None = None,
         length_scale: float = 1.0,
@@ -69,7 +104,12 @@ class DropoutEstimator(BaseEstimator, ABC):
         self.verbose = verbose
         self.random_state = random_state
 
-    def _train(self, X: Array, target: Tensor, weight: Array | None, n_outputs: int) -> None:
+    def _checked(self) -> dict[str, Any]:
+        if self.module is not None and not callable(self.module):
+            raise ValueError(f"`module` must be an nn.Module or a function that makes one; got {self.module!r}.")
+        return super()._checked()
+
+    def _train(self, X: Array, target: Tensor, weight: Array | None) -> None:
         """Fit scalers of X and the networks to standardised rows."""
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 2**10))
         if weight is not None:
@@ -78,29 +118,34 @@ class DropoutEstimator(BaseEstimator, ABC):
         x = torch.as_tensor((X - self.x_mean_) / self.x_scale_, dtype=torch.float32)
         members = candidates(self, np.arange(len(x)), self.seed_, alpha=self.alpha)
         self.dropout_, self.input_dropout_ = members[0, 0].dropout, members[0, 0].input_dropout
-        if members.size > 1 and self.module is None:
+        self.uses_module_ = self.module is not None
+        if members.size > 1 and not self.uses_module_:
             self._train_together(x, target, weight, members)
-            return
-        batch_size, epochs, patience = duration(self, len(X))
-        data = (x, target) if weight is None else (x, target, torch.as_tensor(weight, dtype=torch.float32))
+        else:
+            data = (x, target) if weight is None else (x, target, torch.as_tensor(weight, dtype=torch.float32))
+            self._train_apart(data, [one.seed for one in members[:, 0]])
+        blind = any(len(curve) and not np.isfinite(curve).any() for curve in self.validation_curves_)
+        if blind or not all(map(settled, self.networks_, self.objectives_)):
+            raise diverged(self)
+
+    def _train_apart(self, data: tuple[Tensor, ...], seeds: Sequence[int]) -> None:
+        """Networks of any kind, one after the other."""
+        n_rows, n_inputs = data[0].shape
+        batch_size, epochs, patience = duration(self, n_rows)
         self.networks_, self.objectives_, histories = [], [], []
-        for one in members[:, 0]:
-            network, objective = self._network(X.shape[1], n_outputs, one.seed), self._objective()
-            history = fit(
-                network,
-                data,
-                objective=objective,
-                epochs=epochs,
-                n_passes=self.n_passes,
-                batch_size=batch_size,
-                length_scale=self.length_scale,
-                learning_rate=self.learning_rate,
-                schedule=cosine,
-                validation=None if patience is None else held_out_share(self, len(X)),
-                patience=patience,
-                progress=bool(self.verbose),
-                seed=one.seed,
-            )
+        for seed in seeds:
+            network, objective = self._network(n_inputs, self._n_outputs(), seed), self._objective()
+            try:
+                history = fit(
+                    network, data, objective=objective, epochs=epochs, n_passes=self.n_passes, batch_size=batch_size,
+                    length_scale=self.length_scale, learning_rate=self.learning_rate, schedule=cosine,
+                    validation=None if patience is None else held_out_share(self, n_rows), patience=patience,
+                    progress=bool(self.verbose), seed=seed,
+                )  # fmt: skip
+            except ValueError as error:
+                if settled(network, objective):
+                    raise
+                raise diverged(self) from error
             self.networks_.append(network.eval())
             self.objectives_.append(objective)
             histories.append(history)
@@ -124,13 +169,14 @@ class DropoutEstimator(BaseEstimator, ABC):
 
     def _network(self, n_inputs: int, n_outputs: int, seed: int) -> nn.Module:
         if self.module is None:
-            sizes = [n_inputs, *self.hidden_layer_sizes, n_outputs]
+            hidden: Sequence[int] = self.hidden_layer_sizes  # type: ignore[assignment]  # a tuple since it was checked
+            sizes = [n_inputs, *hidden, n_outputs]
             return seeded_mlp(sizes, seed, dropout=self.dropout_, input_dropout=self.input_dropout_)
         if isinstance(self.module, nn.Module):
             return copy.deepcopy(self.module)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self.module(n_inputs, n_outputs)
+            return copy.deepcopy(self.module(n_inputs, n_outputs))  # it may keep the one that it made
 
     @abstractmethod
     def _objective(self) -> nn.Module:
@@ -143,18 +189,23 @@ class DropoutEstimator(BaseEstimator, ABC):
     def _inputs(self, X: Any) -> Tensor:
         """Validated, standardised rows in double precision (N, F)."""
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64)
+        return self._standardised(validate_data(self, X, reset=False, dtype=np.float64))
+
+    def _standardised(self, X: Array) -> Tensor:
         return torch.as_tensor((X - self.x_mean_) / self.x_scale_)
 
     def _predictors(self) -> list[nn.Module]:
         """The networks as they predict; ours in double precision, where a row's result cannot depend on its batch."""
-        if self.module is not None:
+        if self.uses_module_:
             return self.networks_
         return [copy.deepcopy(network).double() for network in self.networks_]
 
     def _passes(self) -> int:
         """Passes of each network, so that all together give `n_predict_passes`."""
-        return max(2, -(-self.n_predict_passes // len(self.networks_)))
+        return max(2, -(-check_count("n_predict_passes", self.n_predict_passes) // len(self.networks_)))
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "networks_" in vars(self)
 
     # ---- folders
 
@@ -162,39 +213,66 @@ class DropoutEstimator(BaseEstimator, ABC):
         """Write the fitted estimator as a model folder: safetensors and JSON, no pickle."""
         check_is_fitted(self)
         params = {k: v for k, v in self.get_params(deep=False).items() if k not in ("module", "random_state")}
-        fitted = {k: v for k, v in vars(self).items() if k.endswith("_") and k not in ("networks_", "objectives_")}
+        names = [k for k in self._fitted_names if k in vars(self) and k not in ("networks_", "objectives_")]
         networks = [
             {"architecture": describe(n), "state": dict(n.state_dict()), "objective": dict(o.state_dict())}
             for n, o in zip(self.networks_, self.objectives_, strict=True)
         ]
         content = {"kind": type(self).__name__, "params": _plain(params), "networks": networks}
-        write_folder(path, content | {"fitted": {k: _plain(v) for k, v in fitted.items()}})
+        write_folder(path, content | {"fitted": {k: _plain(vars(self)[k]) for k in names}})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, module: Module | None = None) -> Self:
         """The fitted estimator in a folder written by `save`; `module` again where one of your own was used."""
-        content = read_folder(path).content
+        content = read_content(path)
         if content["kind"] != cls.__name__:
             raise ValueError(f"`path` must hold a {cls.__name__}; {str(path)!r} holds a {content['kind']}.")
-        model = cls(**_array(content["params"]), module=module)
-        for name, value in content["fitted"].items():
-            setattr(model, name, _array(value))
-        model.networks_, model.objectives_ = [], []
-        for told in content["networks"]:
-            if told["architecture"] is None or module is not None:
-                if module is None:
-                    raise ValueError(
-                        "`module` must be given: the networks in the folder are of an architecture of yours."
-                    )
-                network = model._network(model.n_features_in_, model._n_outputs(), 0)
-            else:
-                network = build(told["architecture"])
-            network.load_state_dict(told["state"])
-            objective = model._objective()
-            objective.load_state_dict(told["objective"])
-            model.networks_.append(network.eval())
-            model.objectives_.append(objective)
+        with _whole(path):
+            model = cls(**_array(content["params"]), module=module)
+            older = {"uses_module_": module is not None, "noise_": getattr(model, "noise", None)}  # folders lack these
+            older = {name: value for name, value in older.items() if name in cls._fitted_names}
+            model.__dict__.update({**older, **_array(content["fitted"])})
+            told = content["networks"]
+            foreign = any(one["architecture"] is None for one in told)
+        if foreign and module is None:
+            raise ValueError("`module` must be given: the networks in the folder are of an architecture of yours.")
+        networks = [] if module is None else [model._network(model.n_features_in_, model._n_outputs(), 0) for _ in told]
+        with _whole(path):
+            model.networks_ = networks or [build(one["architecture"]) for one in told]
+            model.objectives_ = [model._objective() for _ in told]
+            for one, network, objective in zip(told, model.networks_, model.objectives_, strict=True):
+                network.eval().load_state_dict(one["state"])
+                objective.load_state_dict(one["objective"])
+            model._check_whole()
         return model
+
+    def _check_whole(self) -> None:
+        """Refuse what a folder says if it does not fit together, before anything is predicted with it."""
+        kind, needed = type(self).__name__, set(self._fitted_names) - {"feature_names_in_", "precision_"}
+        odd = set(vars(self)) - set(self._fitted_names) - set(self.get_params(deep=False)) or needed - set(vars(self))
+        if odd or not self.networks_:
+            raise ValueError(
+                f"A {kind} must hold what its fit sets; {min(odd, default='networks_')!r} is odd or missing."
+            )
+        if not isinstance(self.uses_module_, bool):
+            raise ValueError(f"`uses_module_` of a {kind} must be True or False; got {self.uses_module_!r}.")
+        check_count("seed_", self.seed_, least=0)
+        self._passes()
+        for name in ("x_mean_", "x_scale_", "y_mean_", "y_scale_", "precision_"):
+            value = vars(self).get(name, np.ones(1))
+            if not isinstance(value, np.ndarray) or value.dtype != np.float64 or not np.isfinite(value).all():
+                raise ValueError(f"`{name}` of a {kind} must hold finite numbers; got {value!r}.")
+        features = (check_count("n_features_in_", self.n_features_in_),)
+        shapes = {"x_mean_": features, "x_scale_": features, "feature_names_in_": features}
+        for name, shape in (shapes | self._shapes(torch.zeros(1, *features, dtype=torch.float64))).items():
+            if np.shape(vars(self).get(name, np.empty(shape))) != shape:
+                raise ValueError(f"`{name}` of a {kind} must have the shape {shape}; got {np.shape(vars(self)[name])}.")
+        if not all(map(settled, self.networks_, self.objectives_)):
+            raise ValueError(f"The weights of a {kind} must be finite; got nan or infinity.")
+
+    @abstractmethod
+    def _shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
+        """Of the fitted arrays of the subclass, as the networks have it at `x` (1, F)."""
 
     @abstractmethod
     def _n_outputs(self) -> int:
@@ -204,121 +282,66 @@ class DropoutEstimator(BaseEstimator, ABC):
 # ------------------------------------------------------------------------------ helpers
 
 
-_MANY = 2000  # rows from which on data regularise by themselves
-# at hidden units and inputs, tried on few rows; masks of multiples of 1/256 cost the least
-RATES = tuple((p / 256, q / 256) for p, q in ((13, 13), (13, 0), (5, 0), (1, 0)))
-RATE_OF_MANY = 5 / 256
-N_OF_FEW = 5  # networks where rows are few; one of many rows takes as long
+def settled(network: nn.Module, objective: nn.Module) -> bool:
+    """Whether a network has finite weights and its noise a precision that is neither 0 nor infinite."""
+    logs = [p for name, p in objective.named_parameters() if name == "log_precision"]
+    return all(bool(p.isfinite().all()) for p in network.parameters()) and all(bool((p.abs() < 80).all()) for p in logs)
 
 
-def duration(settings: Any, n_rows: int) -> tuple[int, int, int | None]:
-    """Batch size, epochs and patience of a training on `n_rows` rows; what an estimator has as None is chosen here.
-
-    Few rows want small batches, as many small steps are then needed. Where rows are held out to pick the best epoch
-    training may be long; where none are, few rows are best trained for about 2,000 steps.
-    """
-    held = n_held_out(settings, n_rows)
-    batch_size, epochs, patience = settings.batch_size, settings.epochs, settings.patience
-    if batch_size is None:
-        batch_size = 32 if n_rows <= _MANY else 128
-    if epochs is None:
-        steps = 8000 if n_rows > _MANY else 4000 if held else 2000
-        epochs = int(np.clip(round(steps * batch_size / n_rows), 40, 500))
-    if patience is None:
-        patience = max(1, epochs // 5)
-    return batch_size, epochs, patience if held else None
+def diverged(settings: Any) -> ValueError:
+    """The error for a training that ended in numbers nobody can use."""
+    return ValueError(
+        "Training must end with finite numbers; it diverged. Lower `learning_rate` (it is "
+        f"{settings.learning_rate}), or look for constant targets and huge values in the data."
+    )
 
 
-def default_input_dropout(n_rows: int, dropout: float) -> float:
-    """The rate at the inputs: that of the hidden units for few rows, 0 for many."""
-    return dropout if n_rows <= _MANY else 0.0
-
-
-def held_out_share(settings: Any, n_rows: int) -> float:
-    """The share of the rows that early stopping looks at."""
-    share: float | None = settings.validation_fraction
-    if share is None:
-        return 0.2 if n_rows <= _MANY else 0.1
-    if not 0 <= share < 1:
-        raise ValueError(f"`validation_fraction` must be None, or at least 0 and less than 1; got {share!r}.")
-    return share
-
-
-def n_held_out(settings: Any, n_rows: int) -> int:
-    """Rows that early stopping looks at; none where they would be too few to tell anything."""
-    held = round(n_rows * held_out_share(settings, n_rows))
-    return held if held >= 5 else 0
-
-
-def candidates(settings: Any, rows: Array, seed: int, *, alpha: float) -> Array:
-    """The networks that an estimator of these settings chooses from, as members (networks, pairs of rates).
-
-    There is one pair unless `dropout` is None and rows are few: many rows tell the rates less from each other, and
-    trying them takes longer; without rows held out nothing tells. Each network has a seed and held-out rows of its own.
-    """
-    few, held = len(rows) <= _MANY, n_held_out(settings, len(rows))
-    n = settings.n_ensemble
-    if n is None:
-        n = N_OF_FEW if few else 1
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 2**10:
-        raise ValueError(f"`n_ensemble` must be None or a whole number from 1 to 1024; got {n!r}.")
-    if settings.dropout is not None:
-        pairs: Sequence[tuple[float, float]] = [(settings.dropout, default_input_dropout(len(rows), settings.dropout))]
-    else:
-        pairs = [(RATE_OF_MANY, 0.0)] if not few else RATES if held else RATES[:1]
-    rates = dict.fromkeys((p, q if settings.input_dropout is None else settings.input_dropout) for p, q in pairs)
-    facts = {"alpha": alpha, "length_scale": settings.length_scale}
-    found = np.empty((n, len(rates)), dtype=object)
-    for i, j in np.ndindex(found.shape):
-        p, q = list(rates)[j]
-        found[i, j] = replace(member(settings, rows, seed + i, facts | {"dropout": p}), input_dropout=q)
-    return found
-
-
-def train_together(
-    settings: Any, x: Any, y: Any, members: Sequence[Member], likelihood: Likelihood, weight: Array | None = None
-) -> Population:
-    """The members, trained at once as an estimator of these settings would train each."""
-    n_rows = max(len(m.train) + (0 if m.validation is None else len(m.validation)) for m in members)
-    batch_size, epochs, patience = duration(settings, n_rows)
-    return fit_population(
-        x, y, members, epochs=epochs, hidden_layer_sizes=settings.hidden_layer_sizes, likelihood=likelihood,
-        n_passes=settings.n_passes, batch_size=batch_size, patience=patience, sample_weight=weight,
-        progress=bool(getattr(settings, "verbose", False)),
-    )  # fmt: skip
-
-
-def best_candidate(nll: Tensor, shape: tuple[int, ...]) -> list[int]:
-    """Where, in a population of `candidates` of that shape, the networks stand whose held-out rows do best in the mean.
+def check_converged(settings: Any, gain: Array, error: float = 0.0) -> None:
+    """Refuse or warn of a network that does worse on rows it was trained on than a constant would.
 
     Args:
-        nll: Of the held-out rows after every epoch (E, M).
-        shape: Networks, pairs of rates.
-
-    >>> best_candidate(torch.tensor([[3.0, 2.0, 1.0, 5.0], [4.0, 1.0, 1.0, 2.0]]), (2, 2))
-    [1, 3]
+        settings: The estimator.
+        gain: Log-likelihood of rows, less that under a constant prediction (N,).
+        error: Mean squared error, over the sum of the variance and that of a constant prediction.
     """
-    best = nll.nan_to_num(nan=torch.inf).amin(0).view(shape) if len(nll) else torch.zeros(shape)
-    return (torch.arange(shape[0]) * shape[1] + best.mean(0).argmin()).tolist()
+    if not np.isfinite([*gain, error]).all():
+        raise diverged(settings)
+    if np.median(gain) < -5 or error > 4:
+        warnings.warn(
+            "The training ended far worse than a constant prediction, on its own rows: lower `learning_rate` (it is "
+            f"{settings.learning_rate}) or give it more `epochs`.",
+            ConvergenceWarning,
+            stacklevel=5,
+        )
 
 
-def member(settings: Any, rows: Array, seed: int, candidate: Mapping[str, float]) -> Member:
-    """The network that an estimator of these settings would train on `rows`, as a member of a population.
+def some_rows(n_rows: int) -> Array:
+    """Up to 100 rows from the first to the last, to look at a training with.
 
-    Args:
-        settings: An estimator: its `input_dropout`, `learning_rate` and `validation_fraction` are taken.
-        rows: Indices of its training rows; early stopping looks at those of them that `fit` would hold out.
-        seed: The estimator's.
-        candidate: alpha, dropout and length_scale.
+    >>> some_rows(3).tolist(), len(some_rows(10_000))
+    ([0, 1, 2], 100)
     """
-    shuffled = torch.as_tensor(rows)[order(len(rows), seed=seed, epoch=-1)]
-    held = n_held_out(settings, len(rows))
-    rate = settings.input_dropout
-    return Member(
-        train=shuffled[held:] if held else torch.as_tensor(rows), validation=shuffled[:held] if held else None,
-        input_dropout=default_input_dropout(len(rows), candidate["dropout"]) if rate is None else rate,
-        learning_rate=settings.learning_rate, seed=seed, **candidate,
-    )  # fmt: skip
+    return np.linspace(0, n_rows - 1, min(n_rows, 100)).round().astype(int)
+
+
+def targets(y: Array) -> Array:
+    """Finite targets, one a row or several (N, D); validation lets None in a column of objects through."""
+    table = np.asarray(y, np.float64).reshape(len(y), -1)
+    if not np.isfinite(table).all():
+        raise ValueError("`y` must be finite; got None, nan or infinity.")
+    return table
+
+
+def weights(sample_weight: Any, X: Array) -> Array | None:
+    """One finite weight a row, none negative, not all 0 (N,)."""
+    if sample_weight is None:
+        return None
+    weight: Array = _check_sample_weight(sample_weight, X)
+    if not (weight >= 0).all():
+        raise ValueError(f"`sample_weight` must be finite and not negative; got {weight.min()}.")
+    if not (weight > 0).any():
+        raise ValueError("`sample_weight` must be above 0 for at least one row; got zeros alone.")
+    return weight
 
 
 def standardiser(values: Array, weight: Array | None = None) -> tuple[Array, Array]:
@@ -334,6 +357,22 @@ def seeded_mlp(sizes: Sequence[int], seed: int, *, dropout: float, input_dropout
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return mlp(sizes, dropout=dropout, input_dropout=input_dropout)
+
+
+def read_content(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """What a folder holds, at least its `kind`."""
+    with _whole(path):
+        content = read_folder(path).content
+        return {"kind": "folder of another kind"} | content
+
+
+@contextmanager
+def _whole(path: str | os.PathLike[str]) -> Iterator[None]:
+    """What is missing or odd in a folder as one sentence."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(f"`path` must hold a whole estimator; {str(path)!r} does not: {error!r}.") from error
 
 
 def _plain(value: Any) -> Any:

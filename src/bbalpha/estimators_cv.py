@@ -8,26 +8,32 @@ fitted again on all rows, the way RidgeCV does.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any, Literal, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.model_selection import KFold, StratifiedKFold, check_cv
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
+from bbalpha.checks import check_count
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor, check_noise
-from bbalpha.estimators_base import Array, member, train_together
+from bbalpha.estimators_base import Array, WholeFit, diverged, targets, weights
+from bbalpha.estimators_choices import member, random_rates, train_together
+from bbalpha.population import RULES
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
 from bbalpha.stacked import Likelihood
 
 
-class _Search(BaseEstimator):
+class _Search(WholeFit):
     """The search; what is fitted in the end is the subclass's."""
 
+    _fitted_names = (
+        *WholeFit._fitted_names, "best_estimator_", "best_score_", "cv_results_", "alpha_", "dropout_", "length_scale_",
+    )  # fmt: skip
     best_estimator_: Any
 
     def __init__(
@@ -37,7 +43,7 @@ class _Search(BaseEstimator):
         *,
         length_scales: Sequence[float] = (1.0,),
         cv: Any = 5,
-        hidden_layer_sizes: Sequence[int] = (50,),
+        hidden_layer_sizes: int | Sequence[int] = (50,),
         input_dropout: float | None = None,
         n_passes: int = 10,
         n_predict_passes: int = 100,
@@ -65,22 +71,33 @@ class _Search(BaseEstimator):
         self.patience = patience
         self.random_state = random_state
 
+    def _checked(self) -> dict[str, Any]:
+        lists: dict[str, Any] = {}
+        for name, one in (("alphas", "alpha"), ("dropouts", "dropout"), ("length_scales", "length_scale")):
+            values = getattr(self, name)
+            lists[name] = list(values) if isinstance(values, Iterable) else []
+            if not lists[name]:
+                raise ValueError(f"`{name}` must be a list that holds at least one value; got {values!r}.")
+            for i, value in enumerate(lists[name]):
+                RULES[one](f"{name}[{i}]", value)
+        if isinstance(self.cv, (int, np.integer)):
+            lists["cv"] = check_count("cv", self.cv, least=2)
+        return super()._checked() | lists
+
     def _search(self, X: Array, y: Array, weight: Array | None, likelihood: Likelihood) -> dict[str, float]:
         """Score every candidate on every fold; sets `cv_results_` and returns the best candidate."""
         candidates: list[dict[str, Any]] = [
             {"alpha": a, "dropout": p, "length_scale": s}
             for a, p, s in product(self.alphas, self.dropouts, self.length_scales)
         ]
-        if not candidates:
-            raise ValueError(
-                "`alphas`, `dropouts` and `length_scales` must each hold at least one value; one is empty."
-            )
         self.seed_ = int(check_random_state(self.random_state).randint(2**30))
         folds = self._folds(X, y, likelihood)
         # candidates of a fold side by side: those of one rate share their masks
         work = [
             (member(self, train, self.seed_ + i, c), test) for i, (train, test) in enumerate(folds) for c in candidates
         ]
+        for one, _ in work:
+            random_rates(self, [(one.dropout, one.input_dropout)])
         population = train_together(self, X, y, [one for one, _ in work], likelihood, weight)
         held = [test for _, test in work]
         values = population.log_likelihood(X, y, held, n_passes=self.n_predict_passes)
@@ -89,19 +106,23 @@ class _Search(BaseEstimator):
             for v, test in zip(values, held, strict=True)
         ]
         scores = np.reshape(means, (len(folds), len(candidates))).T
+        scores = np.where(np.isfinite(scores), scores, -np.inf)  # what diverged loses
+        mean = scores.mean(1)
+        if not np.isfinite(mean.max()):
+            raise diverged(self)
         self.cv_results_ = _results(candidates, scores)
-        best = candidates[int(scores.mean(1).argmax())]
-        self.best_score_ = float(scores.mean(1).max())
+        best, self.best_score_ = candidates[int(mean.argmax())], float(mean.max())
         self.alpha_, self.dropout_, self.length_scale_ = best["alpha"], best["dropout"], best["length_scale"]
         return best
 
     def _folds(self, X: Array, y: Array, likelihood: Likelihood) -> list[tuple[Array, Array]]:
         """Training and held-out rows of every fold; an overlap is an error, whoever made the folds."""
         cv = self.cv
-        if isinstance(cv, (int, np.integer)):
+        if isinstance(cv, int):
             kind = StratifiedKFold if likelihood == "categorical" else KFold
-            cv = kind(int(cv), shuffle=True, random_state=self.seed_)
+            cv = kind(cv, shuffle=True, random_state=self.seed_)
         folds = list(check_cv(cv, y, classifier=likelihood == "categorical").split(X, y))
+        _check_folds(folds, len(X))
         _check_apart(folds)
         return folds
 
@@ -110,6 +131,9 @@ class _Search(BaseEstimator):
         shared = ("hidden_layer_sizes", "input_dropout", "n_passes", "n_predict_passes", "epochs", "batch_size",
                   "learning_rate", "n_ensemble", "validation_fraction", "patience")  # fmt: skip
         return {name: getattr(self, name) for name in shared} | best | {"random_state": self.seed_}
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "best_estimator_" in vars(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the estimator that was fitted on all rows; `load_estimator` reads it."""
@@ -157,7 +181,7 @@ class BBAlphaRegressorCV(RegressorMixin, _Search):
         *,
         length_scales: Sequence[float] = (1.0,),
         cv: Any = 5,
-        hidden_layer_sizes: Sequence[int] = (50,),
+        hidden_layer_sizes: int | Sequence[int] = (50,),
         input_dropout: float | None = None,
         n_passes: int = 10,
         n_predict_passes: int = 100,
@@ -180,14 +204,19 @@ class BBAlphaRegressorCV(RegressorMixin, _Search):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Choose by cross-validation within `X` (N, F) and `y` (N,) or (N, D), then fit on all of it."""
-        rows, target = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
-        weight = None if sample_weight is None else _check_sample_weight(sample_weight, rows)
+        return self._fit_whole(X, y, sample_weight)
+
+    def _checked(self) -> dict[str, Any]:
         check_noise(self.noise)
+        return super()._checked()
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
+        rows, target = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        weight = weights(sample_weight, rows)
         likelihood: Likelihood = "gaussian" if self.noise == "constant" else "heteroscedastic"
-        best = self._search(rows, np.asarray(target, np.float64), weight, likelihood)
+        best = self._search(rows, targets(target), weight, likelihood)
         settings = self._final(best) | {"noise": self.noise}
         self.best_estimator_ = BBAlphaRegressor(**settings).fit(X, y, sample_weight=weight)
-        return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean; with `return_std` also its standard deviation."""
@@ -235,17 +264,22 @@ class BBAlphaClassifierCV(ClassifierMixin, _Search):
     array([False,  True])
     """
 
+    _fitted_names = (*_Search._fitted_names, "classes_")
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Choose by cross-validation within `X` (N, F) and labels `y` (N,), then fit on all of it."""
+        return self._fit_whole(X, y, sample_weight)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(labels)
-        self.classes_, index = np.unique(labels, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(f"`y` must hold at least 2 classes; got 1 class: {self.classes_[0]!r}.")
-        weight = None if sample_weight is None else _check_sample_weight(sample_weight, rows)
+        classes, index = np.unique(labels, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(f"`y` must hold at least 2 classes; got 1 class: {classes[0]!r}.")
+        weight = weights(sample_weight, rows)
         best = self._search(rows, index, weight, "categorical")
         self.best_estimator_ = BBAlphaClassifier(**self._final(best)).fit(X, y, sample_weight=weight)
-        return self
+        self.classes_ = self.best_estimator_.classes_
 
     def predict(self, X: Any) -> Array:
         """The likeliest class (N,)."""
@@ -283,9 +317,22 @@ def _results(candidates: Sequence[dict[str, float]], scores: Array) -> dict[str,
     results["params"] = list(candidates)
     results |= {f"split{i}_test_score": column for i, column in enumerate(scores.T)}
     mean = scores.mean(1)
-    results["mean_test_score"], results["std_test_score"] = mean, scores.std(1)
+    with np.errstate(invalid="ignore"):  # of a candidate that diverged
+        results["mean_test_score"], results["std_test_score"] = mean, scores.std(1)
     results["rank_test_score"] = (mean[:, None] < mean[None]).sum(1) + 1
     return results
+
+
+def _check_folds(folds: Sequence[tuple[Array, Array]], n_rows: int) -> None:
+    if not folds:
+        raise ValueError("`cv` must give at least one fold; got none.")
+    for i, fold in enumerate(folds):
+        for part in map(np.asarray, fold):
+            if part.dtype.kind not in "iu" or not part.size or not 0 <= part.min() <= part.max() < n_rows:
+                raise ValueError(
+                    f"`cv` must give row numbers from 0 to {n_rows - 1}, at least one to train on and one to hold out; "
+                    f"fold {i} does not."
+                )
 
 
 def _check_apart(folds: Sequence[tuple[Array, Array]]) -> None:

@@ -10,13 +10,15 @@ are those that `fit` would take with its seed, so it is the network that `fit` w
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bbalpha.checks import check_count, check_number, check_weight
 from bbalpha.feed import order, step_seed
 from bbalpha.stacked import LIKELIHOODS, Likelihood, Stack, initial_network, pad, tables
 from bbalpha.stacked import Member as Member  # also a name of this module
@@ -65,8 +67,9 @@ class Population:
 
     def log_likelihood(self, x: Any, y: Any, rows: Sequence[Any], *, n_passes: int = 100) -> list[Tensor]:
         """Log-density of the predictive distribution at each member's own `rows`, in units of y: M tensors."""
-        network = Stack.of(self)
-        return network.log_likelihood(*tables(x, y, self.likelihood), [torch.as_tensor(r) for r in rows], n_passes)
+        network, n_passes = Stack.of(self), check_count("n_passes", n_passes)
+        inputs, target = tables(x, y, self.likelihood)
+        return network.log_likelihood(inputs, target, [_indices("rows", r, len(inputs)) for r in rows], n_passes)
 
 
 def fit_population(
@@ -113,11 +116,120 @@ def fit_population(
         raise ValueError("`members` must hold at least one Member; got none.")
     if likelihood not in LIKELIHOODS:
         raise ValueError(f"`likelihood` must be one of {', '.join(LIKELIHOODS)}; got {likelihood!r}.")
+    given: dict[str, Any] = {
+        "epochs": epochs, "hidden_layer_sizes": hidden_layer_sizes, "n_passes": n_passes, "batch_size": batch_size,
+        "patience": patience, "n_validation_passes": n_validation_passes,
+    }  # fmt: skip
+    given = check_settings(given, optional=("patience",))
     inputs, target = tables(x, y, likelihood)
-    weight = None if sample_weight is None else torch.as_tensor(sample_weight, dtype=torch.float32)
-    stack = Stack.start(inputs, target, members, hidden_layer_sizes, likelihood, weight)
-    run = _Run(stack, inputs, target, weight, epochs, n_passes, batch_size, schedule, patience, n_validation_passes)
+    weight = None
+    if sample_weight is not None:
+        weight = check_weight(torch.as_tensor(sample_weight, dtype=torch.float32), torch.empty(len(inputs)))
+    members = [_checked(m, len(inputs)) for m in members]
+    stack = Stack.start(inputs, target, members, given.pop("hidden_layer_sizes"), likelihood, weight)
+    run = _Run(stack, inputs, target, weight, schedule=schedule, **given)
+    _check_finite(stack)
     return run(progress)
+
+
+# ------------------------------------------------------------------------------ settings
+
+
+def check_settings(given: Mapping[str, Any], *, optional: Container[str] = ()) -> dict[str, Any]:
+    """`given`, each value checked by the rule of its name and made Python's own; what is `optional` may be None.
+
+    >>> check_settings({"epochs": 5, "hidden_layer_sizes": 50, "dropout": None}, optional=("dropout",))
+    {'epochs': 5, 'hidden_layer_sizes': (50,), 'dropout': None}
+    """
+    return {
+        name: None if value is None and name in optional else RULES[name](name, value) for name, value in given.items()
+    }
+
+
+def _share(name: str, value: Any) -> float:
+    number = check_number(name, value, least=0)
+    if number >= 1:
+        raise ValueError(f"`{name}` must be at least 0 and less than 1; got {value!r}.")
+    return number
+
+
+def _positive(name: str, value: Any) -> float:
+    return check_number(name, value, above=0)
+
+
+def _not_negative(name: str, value: Any) -> float:
+    return check_number(name, value, least=0)
+
+
+def _widths(name: str, value: Any) -> tuple[int, ...]:
+    try:
+        widths = list(value)
+    except TypeError:  # one number is one layer, as in scikit-learn
+        widths = [value]
+    return tuple(check_count(name, width) for width in widths)
+
+
+def _networks(name: str, value: Any) -> int:
+    count = check_count(name, value)
+    if count > 2**10:
+        raise ValueError(f"`{name}` must be at most 1024; got {value!r}.")
+    return count
+
+
+def _seed(name: str, value: Any) -> int:
+    try:
+        seed = operator.index(value)
+    except TypeError:
+        raise ValueError(f"`{name}` must be a whole number; got {value!r}.") from None
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"`{name}` must be a whole number of 64 bits; got {value!r}.")
+    return seed
+
+
+RULES: dict[str, Callable[[str, Any], Any]] = {
+    "alpha": check_number,
+    "dropout": _share,
+    "input_dropout": _share,
+    "length_scale": _not_negative,
+    "learning_rate": _positive,
+    "seed": _seed,
+    "hidden_layer_sizes": _widths,
+    "n_passes": check_count,
+    "n_predict_passes": check_count,
+    "n_validation_passes": check_count,
+    "epochs": check_count,
+    "batch_size": check_count,
+    "patience": check_count,
+    "n_ensemble": _networks,
+    "validation_fraction": _share,
+}
+
+
+def _checked(member: Any, n_rows: int) -> Member:
+    if not isinstance(member, Member):
+        raise TypeError(f"`members` must be of Member; got {type(member).__name__}.")
+    held = None if member.validation is None else _indices("validation", member.validation, n_rows)
+    settings = check_settings({k: v for k, v in vars(member).items() if k not in ("train", "validation")})
+    return replace(member, train=_indices("train", member.train, n_rows), validation=held, **settings)
+
+
+def _indices(name: str, rows: Any, n_rows: int) -> Tensor:
+    """Indices of rows of a table as a tensor (n,)."""
+    index = torch.as_tensor(rows)
+    if index.ndim != 1 or (len(index) and (index.is_floating_point() or index.dtype == torch.bool)):
+        raise ValueError(f"`{name}` must hold the whole numbers of rows (n,); got {tuple(index.shape)}, {index.dtype}.")
+    if len(index) and not 0 <= int(index.min()) <= int(index.max()) < n_rows:
+        raise ValueError(
+            f"`{name}` must hold rows from 0 to {n_rows - 1}; got {int(index.min())} to {int(index.max())}."
+        )
+    return index.long()
+
+
+def _check_finite(stack: Stack) -> None:
+    """Refuse members that are given a nan or an infinity: their scalers tell."""
+    for name, parts in (("x", (stack.x_mean, stack.x_scale)), ("y", (stack.y_mean, stack.y_scale))):
+        if not all(bool(t.isfinite().all()) for t in parts):
+            raise ValueError(f"`{name}` must be finite in the rows of every member; got nan or infinity.")
 
 
 # ------------------------------------------------------------------------------ the run
@@ -137,7 +249,6 @@ class _Run:
     schedule: Callable[[float], float] | None
     patience: int | None
     n_validation_passes: int
-    step: int = 0
     curve: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -152,8 +263,8 @@ class _Run:
         self.first, self.second = torch.zeros_like(flat), torch.zeros_like(flat)
         self.steps = torch.zeros(len(members), 1)
         self.alive = torch.ones(len(members), dtype=torch.bool)
-        self.held = [torch.empty(0, dtype=torch.long) if m.validation is None else torch.as_tensor(m.validation)
-                     for m in members]  # fmt: skip
+        held = [torch.as_tensor([] if m.validation is None else m.validation, dtype=torch.long) for m in members]
+        self.held = [rows if len(self._used(rows)) else rows[:0] for rows in held]  # without weight they tell nothing
         self.best, self.best_nll = flat.clone(), torch.full((len(members),), math.inf)
         self.best_epoch = torch.full((len(members),), self.epochs)
 
@@ -248,8 +359,8 @@ class _Run:
 
     def _population(self) -> Population:
         stack = self.stack
-        watched = torch.tensor([len(h) > 0 for h in self.held])
-        layers, log_precision = stack.layers(torch.where(watched[:, None], self.best, stack.flat))
+        kept = self.best_nll.isfinite()  # one that never had a finite NLL keeps what it ended with, and shows it
+        layers, log_precision = stack.layers(torch.where(kept[:, None], self.best, stack.flat))
         curve = torch.stack(self.curve) if self.curve else torch.empty(0, len(stack.members))
         return Population(
             stack.members, layers, log_precision, stack.x_mean, stack.x_scale, stack.y_mean, stack.y_scale,

@@ -343,7 +343,12 @@ def tables(x: Any, y: Any, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"`x` must be (N, F) with a row for each of `y`; got {tuple(inputs.shape)}, {tuple(target.shape)}."
         )
-    return inputs, target.long() if likelihood == "categorical" else target.double().reshape(len(inputs), -1)
+    if likelihood != "categorical":
+        return inputs, target.double().reshape(len(inputs), -1)
+    classes = target.long()
+    if target.ndim != 1 or not bool((classes == target).all() & (classes >= 0).all()):
+        raise ValueError("`y` must hold class indices (N,), whole numbers from 0 on; got something else.")
+    return inputs, classes
 
 
 def _own(values: Any) -> Tensor:
