@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bbalpha.guards import Foreign, draw_seed, drawn_seed, eager, forked_generators, seed_generators, steady
+from bbalpha.guards import Foreign, draw_seed, eager, forked_generators, seed_generators, steady
 
 
 def test_forked_generators_come_back():
@@ -35,23 +35,25 @@ def test_who_drew_from_python_or_numpy():
 
 
 def test_a_drawn_seed_moves_the_generator_once_and_not_after_an_error():
-    state = torch.get_rng_state()
-    with pytest.raises(KeyError), drawn_seed():
-        raise KeyError
+    state, drawn = torch.get_rng_state(), []
+
+    def draw(*, others=False, fail=False):
+        drawn.append(draw_seed(None))
+        if others:
+            torch.rand(3)
+        if fail:
+            raise KeyError
+
+    with pytest.raises(KeyError), steady(draws=True):
+        draw(fail=True)
     assert torch.equal(torch.get_rng_state(), state)
-    with drawn_seed() as seed:
-        pass
-    torch.set_rng_state(state)
-    assert draw_seed(None) == seed
-    drawn = []
-
-    def draw_and_fail():
-        drawn.append(torch.rand(3))
-        raise KeyError
-
-    with pytest.raises(KeyError), drawn_seed():
-        draw_and_fail()
-    assert not torch.equal(torch.rand(3), drawn[0])  # somebody else has drawn: nothing is drawn twice
+    with steady(draws=True):
+        draw()
+    assert drawn[0] == drawn[1] != draw_seed(None)
+    state = torch.get_rng_state()
+    with pytest.raises(KeyError), steady(draws=True):
+        draw(others=True, fail=True)
+    assert not torch.equal(torch.get_rng_state(), state)  # somebody else has drawn: nothing is drawn twice
 
 
 class Mode(torch.overrides.TorchFunctionMode):

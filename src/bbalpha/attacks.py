@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bbalpha.checks import check_count, check_floating, check_model
+from bbalpha.guards import steady
 from bbalpha.inputs import Inputs
 from bbalpha.masks import pass_seed
 from bbalpha.onepass import is_random, logits_once
@@ -176,7 +177,7 @@ def _climb(
     """`x` after signed gradient steps up `objective`, which takes log_probs (n, C) of some rows and gives (n,)."""
     _check_walk(x, step, n_steps, clip, batch_size)
     seed = predictive.seed
-    with torch.inference_mode(False), torch.enable_grad(), _frozen(predictive):
+    with steady(), torch.inference_mode(False), torch.enable_grad(), _frozen(predictive):
         walked = x.detach().clone()
         for start in range(0, len(x), batch_size):
             rows = slice(start, start + batch_size)

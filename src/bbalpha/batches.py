@@ -9,7 +9,7 @@ time. What a batch gives is reduced at once; only what `reduce` returns is kept.
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from bbalpha import masks as fast_masks
 from bbalpha.checks import check_count, check_model
-from bbalpha.guards import drawn_seed, steady
+from bbalpha.guards import draw_seed, heed_interrupt, steady
 from bbalpha.inputs import BatchDim, Inputs
 from bbalpha.planning import find_plan
 from bbalpha.running import Plan
@@ -86,8 +86,8 @@ def collect(model: nn.Module, x: Any, passes: Passes, reduce: Reduce, *, row_axi
             f"got {type(x).__name__}."
         )
     whole = isinstance(x, (Tensor, tuple, list, Mapping, np.ndarray, PackedSequence)) or not isinstance(x, Iterable)
-    seeded = drawn_seed() if passes.seed is None else nullcontext(passes.seed)
-    with steady(), seeded as seed, torch.no_grad():
+    with steady(draws=passes.seed is None), torch.no_grad():
+        seed = draw_seed(None) if passes.seed is None else passes.seed
         try:
             return _collected(model, x, passes, reduce, seed, row_axis, whole)
         except _NotOneFunctionError as error:  # what is drawn hangs on the rows of a batch
@@ -256,6 +256,7 @@ def _explained(model: nn.Module, inputs: Inputs) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError, IndexError) as error:
+        heed_interrupt(error)
         misfit = _misfit(model, inputs)
         if misfit is None:
             raise

@@ -20,7 +20,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 
-from bbalpha.inputs import Inputs
+from bbalpha.checks import check_count, check_model
+from bbalpha.guards import steady
+from bbalpha.inputs import BatchDim, Inputs
 from bbalpha.layers import (
     DropConnect,
     DropConnectConv1d,
@@ -89,7 +91,7 @@ class Audit:
         return "\n".join(lines)
 
 
-def audit(model: nn.Module, x: Any, *, n_passes: int = 8, batch_dim: int = 0) -> Audit:
+def audit(model: nn.Module, x: Any, *, n_passes: int = 8, batch_dim: BatchDim = 0) -> Audit:
     """Every random site of `model` on `x`, whether it fired, and whether passes differ; nothing is changed.
 
     Args:
@@ -103,9 +105,13 @@ def audit(model: nn.Module, x: Any, *, n_passes: int = 8, batch_dim: int = 0) ->
     >>> found.sites, found.differed, found.keep
     ((Site(name='2', kind='dropout', rate=0.1, fired=True),), True, {'3.weight': 0.9})
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be a torch.nn.Module; got {type(model).__name__}.")
-    inputs = Inputs.of(x, batch_dim, model=model)
+    check_model(model)
+    n_passes = check_count("n_passes", n_passes)
+    with steady():
+        return _audited(model, Inputs.of(x, batch_dim, model=model), n_passes)
+
+
+def _audited(model: nn.Module, inputs: Inputs, n_passes: int) -> Audit:
     seen = trace(model, inputs)
     asleep = trace(model, inputs, switch=False, evaluation=True)
     warnings = list(_warnings(model, seen, asleep))
@@ -116,7 +122,7 @@ def audit(model: nn.Module, x: Any, *, n_passes: int = 8, batch_dim: int = 0) ->
             plan = find_plan(model, inputs, "auto", False, False)
             if plan.rows is not None:
                 inputs = replace(inputs, axes=plan.rows.axes)
-            outputs = Run(model, inputs, plan, 0, False, use="trial").all(n_passes, None)
+            outputs = Run(model, inputs, plan, 0, False).again(0, n_passes, {})
     except ValueError as error:
         warnings.append(str(error))
     else:

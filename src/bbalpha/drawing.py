@@ -55,6 +55,7 @@ class Drawing:
             after pass; "vmapped": inside `torch.func.vmap` over the pass.
         shared: One draw for all rows of a pass instead of one a row.
         where: Tells the place of the rows at every draw; without it every draw is for its own tensor.
+        dimmed: Dropped units are dimmed by various amounts, not set to 0, to see what zeros would hide.
         index: With "vmapped", the pass as the vmapped function sees it.
         observer: Told of every random call: kind, rate, and whether it drew.
     """
@@ -67,6 +68,7 @@ class Drawing:
         layout: Layout = "single",
         shared: bool = False,
         where: Where | None = None,
+        dimmed: bool = False,
         index: Tensor | None = None,
         observer: Observer | None = None,
     ) -> None:
@@ -76,6 +78,7 @@ class Drawing:
         self.layout = layout
         self.shared = shared
         self.where = where
+        self.dimmed = dimmed
         self.index = index
         self.observer = observer
         self.fired = 0
@@ -96,7 +99,7 @@ class Drawing:
         if channels:
             per_pass = torch.Size((*per_pass[:2], *[1] * (len(per_pass) - 2)))
         drawn, expand = self._drawn(per_pass, place)
-        noise = self.passes.noise(drawn, rate)
+        noise = self.passes.dimming(drawn, x.dtype) if self.dimmed else self.passes.noise(drawn, rate)
         values = self._per_pass(expand(noise.values))
         return self._join(masks.dropout(rows, Noise(values, noise.threshold, noise.scale)), place)
 

@@ -10,6 +10,7 @@ all others: if the inner clean-up was struck, this one completes it; if this one
 import random
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -21,48 +22,78 @@ from torch._functorch import pyfunctorch
 
 
 class steady:  # noqa: N801 - a context, called like a function
-    """A context after which torch's modes of this thread are as they were: gradients, overrides, transforms."""
+    """A context after which torch's modes of this thread are as they were: gradients, overrides, transforms.
 
-    __slots__ = ("before",)
+    Args:
+        draws: A seed is drawn inside from torch's global generator, which after an error has not moved.
+    """
+
+    __slots__ = ("before", "generator")
+
+    def __init__(self, *, draws: bool = False) -> None:
+        self.generator = torch.default_generator.get_state() if draws else None
 
     def __enter__(self) -> None:
         self.before = (
             torch.is_grad_enabled(),
-            torch._C._len_torch_function_stack(),
+            _function_modes(),
             torch._C._len_torch_dispatch_stack(),
             torch._C._functorch.get_dynamic_layer_stack_depth(),
         )
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        if kind is None:  # contexts that end well have cleaned up
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if error is None:  # contexts that end well have cleaned up
             return
+        _finish(error)
         grad, functions, dispatches, depth = self.before
         while torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
             torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
         while torch._C._len_torch_dispatch_stack() > dispatches:
             torch._C._pop_torch_dispatch_stack(None)
-        while torch._C._len_torch_function_stack() > functions:
-            torch._C._pop_torch_function_stack()
+        if _function_modes() != functions:
+            while torch._C._len_torch_function_stack():
+                torch._C._pop_torch_function_stack()
+            for mode in functions:
+                torch._C._push_on_torch_function_stack(mode)
         torch._C._set_grad_enabled(grad)
+        if self.generator is not None:
+            _undraw(self.generator)
+        if isinstance(error, Exception):
+            heed_interrupt(error)
 
 
-class drawn_seed:  # noqa: N801 - a context, called like a function
-    """A seed drawn from torch's global generator, which moves on as for nn.Dropout; after an error it has not moved."""
+def heed_interrupt(error: Exception) -> None:
+    """Raise the interrupt that `error` began with: a clean-up that was struck may have failed in turn.
 
-    __slots__ = ("before",)
+    To be called wherever an error is caught to try something else.
+    """
+    struck: BaseException | None = error
+    while isinstance(struck, Exception):
+        struck = struck.__context__
+    if struck is not None:
+        raise struck
 
-    def __enter__(self) -> int:
-        self.before = torch.default_generator.get_state()
-        return draw_seed(None)
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        if kind is None:
-            return
-        own = torch.Generator()
-        own.set_state(self.before)
-        draw_seed(own)
-        if torch.equal(own.get_state(), torch.default_generator.get_state()):  # nobody else has drawn since
-            torch.default_generator.set_state(self.before)
+def _finish(error: BaseException) -> None:
+    """Let contexts that an interrupt has cut short, and that its traceback keeps alive, clean up now and not later."""
+    struck: BaseException | None = error
+    while struck is not None:
+        if not isinstance(struck, Exception):
+            traceback.clear_frames(struck.__traceback__)
+        struck = struck.__context__
+
+
+def _undraw(before: Tensor) -> None:
+    """Put torch's global generator back to where it was before one seed was drawn, unless somebody else has drawn."""
+    own = torch.Generator()
+    own.set_state(before)
+    draw_seed(own)
+    if torch.equal(own.get_state(), torch.default_generator.get_state()):
+        torch.default_generator.set_state(before)
+
+
+def _function_modes() -> list[Any]:
+    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
 
 
 def draw_seed(generator: torch.Generator | None) -> int:

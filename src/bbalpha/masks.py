@@ -105,6 +105,13 @@ class Passes:
         """`noises` as numbers to multiply with: fewer steps where there is little to do."""
         return self._drawn(sites, dtype)
 
+    def dimming(self, shape: Sequence[int], dtype: torch.dtype) -> Noise:
+        """Factors from 1/2 to 3/2 of shape (count, *shape), where no unit may be lost."""
+        values = torch.empty((self.count, *shape), device=self.device, dtype=dtype)
+        for one, generator in zip(values, self.generators, strict=True):
+            one.uniform_(0.5, 1.5, generator=generator)
+        return Noise(values, None, 1.0)
+
     def _drawn(self, sites: Sequence[tuple[Sequence[int], float]], dtype: torch.dtype | None = None) -> list[Noise]:
         if not self.transformed:
             return draw_noise(self.generators, sites, self.device, dtype)

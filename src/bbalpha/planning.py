@@ -15,11 +15,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from bbalpha import chains, tracing
 from bbalpha.drawing import NotShareableError
-from bbalpha.guards import outside_transforms
+from bbalpha.guards import heed_interrupt, outside_transforms
 from bbalpha.inputs import Inputs
 from bbalpha.layers import DropConnectLinear, GaussianLinear
 from bbalpha.rows import Places, Rows, a_few, find_rows, near, refused
@@ -29,6 +29,7 @@ from bbalpha.tracing import Trace, trace
 
 Strategy = Literal["auto", "vmap", "repeat", "loop"]
 Key = tuple[Any, ...]
+_PASSES = 3  # that have to agree on whether rows depend on each other: one may have lost the path they do so on
 
 
 class _Memory:
@@ -214,8 +215,8 @@ def look_at(model: nn.Module, inputs: Inputs, *, evaluation: bool) -> tuple[Inpu
             return few, trace(model, few, evaluation=evaluation)
         # whatever goes wrong on part of the rows (an input as long as the batch that counts something else) may not on
         # all of them
-        except Exception:  # noqa: BLE001
-            pass
+        except Exception as error:  # noqa: BLE001
+            heed_interrupt(error)
     return inputs, trace(model, inputs, evaluation=evaluation)
 
 
@@ -227,14 +228,10 @@ def _rows(model: nn.Module, inputs: Inputs, plain: Plan) -> Rows | None:
 
     def run(some: Inputs, places: Places) -> Any:
         plan = replace(plain, moves=True, rows=Rows(some.axes, (), places, False, False, 1))
-        return tree_map(_first_pass, _trial(model, some, plan, True, True)(0, 1))
+        return replace(_trial(model, some, plan, True, True), dimmed=True)(0, _PASSES)
 
     with torch.no_grad():
         return find_rows(inputs, look, run)
-
-
-def _first_pass(t: Any) -> Any:
-    return t[0] if isinstance(t, Tensor) else t
 
 
 def _trial(model: nn.Module, few: Inputs, plan: Plan, shared: bool, evaluation: bool) -> Run:
@@ -285,6 +282,7 @@ def _objection(model: nn.Module, few: Inputs, plan: Plan, shared: bool, evaluati
             other = _trial(model, few, plan, shared, evaluation)(0, 2)
         # any error of the model under a strategy it was not written for means: do not use that strategy
         except Exception as error:  # noqa: BLE001
+            heed_interrupt(error)
             return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
     return None if _close(loop, other) else "gives other outputs than separate passes"
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from bbalpha.drawing import NotShareableError, Place
+from bbalpha.guards import heed_interrupt
 from bbalpha.inputs import Axes, Inputs
 from bbalpha.shadows import listened_to
 from bbalpha.tracing import Trace
@@ -63,7 +64,7 @@ class Rows:
 
 
 Look = Callable[[Inputs, int], Trace]  # of a seed
-Run = Callable[[Inputs, Places], Any]  # one pass with shared draws
+Run = Callable[[Inputs, Places], Any]  # a few passes with shared draws, (K, N, ...)
 
 
 def find_rows(inputs: Inputs, look: Look, run: Run) -> Rows | None:
@@ -72,7 +73,7 @@ def find_rows(inputs: Inputs, look: Look, run: Run) -> Rows | None:
     Args:
         inputs: What it is to be run on, at least one row.
         look: Traces a pass of the model, of a seed.
-        run: Runs pass 0 of the model, draws shared by rows whose places it is given.
+        run: Runs a few passes of the model, draws shared by rows whose places it is given.
     """
     found: list[Rows] = []
     readings = inputs.readings()
@@ -119,7 +120,8 @@ def _evidence(few: Inputs, look: Look, run: Run, fewer: bool) -> Rows | None:
             ones += [look(few, seed) for seed in range(1, 6)]
             others += [look(few.select(more), seed) for seed in range(1, 6)]
     # whatever the model says to rows that are not those it was given: it cannot be asked this way
-    except Exception:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001
+        heed_interrupt(error)
         return None
     (flat, spec), (flat_other, spec_other) = tree_flatten(ones[0].output), tree_flatten(others[0].output)
     if spec != spec_other:
@@ -140,7 +142,8 @@ def _confirmed(rows: Rows, few: Inputs, run: Run) -> Rows:
         try:
             whole = run(few, places)
             alone = [run(few.select(part), places) for part in parts]
-        except Exception:  # noqa: BLE001 - as above, or draws that nobody can share
+        except Exception as error:  # noqa: BLE001 - as above, or draws that nobody can share
+            heed_interrupt(error)
             continue
         if all(_agree(whole, other, part, rows.outputs) for other, part in zip(alone, parts, strict=True)):
             certain = rows.certain and _rows_differ(whole, rows.outputs)
@@ -197,7 +200,7 @@ def _agree(whole: Any, part: Any, rows: Tensor, axes: tuple[int | None, ...]) ->
     """Whether the outputs of some rows are those that these rows have among all."""
     a, b = ([t for t in tree_flatten(o)[0] if isinstance(t, Tensor)] for o in (whole, part))
     return len(a) == len(b) and all(
-        near(s.index_select(axis, rows.to(s.device)), t)
+        near(s.index_select(axis + 1, rows.to(s.device)), t)
         for s, t, axis in zip(a, b, axes, strict=True)
         if axis is not None
     )
@@ -207,7 +210,7 @@ def _rows_differ(outputs: Any, axes: tuple[int | None, ...]) -> bool:
     """Whether some output tells rows apart: if none does, rows that depend on each other would go unnoticed."""
     tensors = [t for t in tree_flatten(outputs)[0] if isinstance(t, Tensor)]
     return any(
-        axis is not None and not near(t, t.narrow(axis, 0, 1).expand_as(t))
+        axis is not None and not near(t, t.narrow(axis + 1, 0, 1).expand_as(t))
         for t, axis in zip(tensors, axes, strict=True)
     )
 

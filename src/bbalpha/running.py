@@ -15,7 +15,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from bbalpha import chains, sites
 from bbalpha import masks as fast_masks
 from bbalpha.drawing import Layout, NotStackableError
-from bbalpha.guards import eager, forked_generators, seed_generators
+from bbalpha.guards import eager, forked_generators, seed_generators, steady
 from bbalpha.hidden import Hidden
 from bbalpha.inputs import Inputs
 from bbalpha.interception import Interception
@@ -70,6 +70,7 @@ class Run:
         shared: One draw for all rows.
         evaluation: Everything but the random sites in evaluation mode, whatever the caller's.
         use: As in `shadowed`.
+        dimmed: As in `Drawing`.
         witness: Told which modules drew, pass by pass as they are run, where places are asked for.
     """
 
@@ -80,6 +81,7 @@ class Run:
     shared: bool
     evaluation: bool = False
     use: Use = "run"
+    dimmed: bool = False
     witness: Witness | None = None
 
     def __call__(self, first: int, count: int) -> Any:
@@ -176,7 +178,9 @@ class _Live:
         inputs = self.run.inputs
         passes = Passes(self.run.seed, first, count, device=inputs.device)
         where = None if self.finder is None else self.finder.begin()
-        return Interception(passes, inputs.rows or 0, shared=self.run.shared, layout=layout, where=where)
+        return Interception(
+            passes, inputs.rows or 0, layout=layout, where=where, shared=self.run.shared, dimmed=self.run.dimmed
+        )
 
     def _check_fired(self, mode: Interception) -> None:
         plan = self.run.plan
@@ -270,7 +274,7 @@ class _Chunks(torch.autograd.Function):
         _ = ctx.saved_tensors  # an error if a weight was changed since: the passes would come out differently
         total: list[Tensor | None] = [None] * len(ctx.wanted)
         for k, n in ctx.starts:
-            with torch.enable_grad():
+            with steady(), torch.enable_grad():
                 flat = [t for t in tree_flatten(ctx.run.again(k, n, ctx.buffers))[0] if isinstance(t, Tensor)]
             pairs = [(t, g[k : k + n]) for t, g in zip(flat, grads, strict=True) if t.requires_grad]
             parts = torch.autograd.grad([t for t, _ in pairs], ctx.wanted, [g for _, g in pairs], allow_unused=True)

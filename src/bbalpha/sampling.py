@@ -12,7 +12,6 @@ loop gives, and remembers the choice for the next call (`bbalpha.planning`). The
 runs is a shadow of it (`bbalpha.shadows`).
 """
 
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from torch import nn
 
 from bbalpha.checks import check_count, check_model
 from bbalpha.drawing import NotShareableError, NotStackableError
-from bbalpha.guards import drawn_seed, steady
+from bbalpha.guards import draw_seed, heed_interrupt, steady
 from bbalpha.inputs import BatchDim, Inputs
 from bbalpha.planning import Strategy, find_plan
 from bbalpha.rows import refused
@@ -99,7 +98,8 @@ def run_passes(
     A `witness` is told, with shared masks, which modules drew in each pass.
     """
     shared = masks == "shared"
-    with steady(), drawn_seed() if seed is None else nullcontext(seed) as base:
+    with steady(draws=seed is None):
+        base = draw_seed(None) if seed is None else seed
         plan = plan or find_plan(model, inputs, strategy, shared, evaluation)
         if plan.rows is not None:
             inputs = replace(inputs, axes=plan.rows.axes)
@@ -107,7 +107,8 @@ def run_passes(
         run = Run(model, inputs, plan, base, shared, evaluation, witness=witness)
         try:
             return run.all(n_passes, chunk_size)
-        except NotStackableError:  # what was tried on a few rows does not hold here
+        except NotStackableError as error:  # what was tried on a few rows does not hold here
+            heed_interrupt(error)
             return replace(run, plan=replace(plan, strategy="loop")).all(n_passes, chunk_size)
         except NotShareableError as error:
             raise ValueError(refused(error)) from error

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bbalpha.guards import Foreign, eager
+from bbalpha.guards import Foreign, eager, heed_interrupt
 from bbalpha.hidden import Hidden
 from bbalpha.inputs import Inputs
 from bbalpha.lineage import Lineage, Probe
@@ -189,7 +189,8 @@ def depends(model: nn.Module, inputs: Inputs, only: Collection[str] | None, *, e
         if not leaves:
             return torch.is_inference_mode_enabled() or not numbers
         (grad,) = torch.autograd.grad(leaves, probe.one, [torch.ones_like(t) for t in leaves], allow_unused=True)
-    except RuntimeError:  # in-place code that cannot be differentiated
+    except RuntimeError as error:  # in-place code that cannot be differentiated
+        heed_interrupt(error)
         return True
     return grad is not None
 
