@@ -14,7 +14,7 @@ from test_threads import Normalised, assert_state, state
 
 # a strike while Python throws a generator away is only reported, and harms nothing
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-STRIKES = int(os.environ.get("BBALPHA_INTERRUPTS", "60"))  # of each call
+STRIKES = int(os.environ.get("BBALPHA_INTERRUPTS", "12"))  # of each call
 
 
 class Struck:

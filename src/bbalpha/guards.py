@@ -7,6 +7,7 @@ An interrupt may strike while a context is being left, and its clean-up is then 
 all others: if the inner clean-up was struck, this one completes it; if this one is, the inner had been complete.
 """
 
+import gc
 import random
 import sys
 import threading
@@ -77,10 +78,14 @@ def heed_interrupt(error: Exception) -> None:
 def _finish(error: BaseException) -> None:
     """Let contexts that an interrupt has cut short, and that its traceback keeps alive, clean up now and not later."""
     struck: BaseException | None = error
+    interrupted = False
     while struck is not None:
         if not isinstance(struck, Exception):
             traceback.clear_frames(struck.__traceback__)
+            interrupted = True
         struck = struck.__context__
+    if interrupted:
+        gc.collect()  # contexts in cycles
 
 
 def _undraw(before: Tensor) -> None:
