@@ -203,7 +203,7 @@ class Detector:
             return predict_once(self.model, x, batch_size=self.batch_size or 1024)
         masks: Literal["per_example", "shared"] = "per_example" if self.seed is None else "shared"
         return predict_classification(
-            self.model, x, n_passes=self.n_passes, masks=masks, seed=self.seed, batch_size=self.batch_size
+            self.model, x, n_passes=self.n_passes, masks=masks, seed=self.seed, batch_size=self.batch_size, class_axis=2
         )
 
     def _fitted(self) -> float:
