@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bbalpha import checkpoint
+from bbalpha import checkpoint, folders
 from bbalpha.checkpoint import CorruptModelError, build, describe, load, read_folder, save, write_folder
 from bbalpha.layers import Dropout
 from bbalpha.networks import cnn, mlp
@@ -129,7 +129,7 @@ def test_a_failed_or_interrupted_write_leaves_the_older_model(tmp_path, monkeypa
     def dies(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr(checkpoint, "_write", dies)
+    monkeypatch.setattr(folders, "write_file", dies)
     with pytest.raises(OSError, match="no space"):
         save(mlp([1, 2, 1]), tmp_path / "m", alpha=0.75)
     monkeypatch.undo()
