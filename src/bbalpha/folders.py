@@ -53,22 +53,22 @@ class Lock:
         self.path = path.with_name(f".{path.name}.lock")
         self.sure = True
         self._file: io.FileIO | None = None
+        self._held = False
 
     def acquire(self) -> bool:
         """Whether it is ours now; False while somebody else has it."""
         while True:
-            file = io.FileIO(self.path, "a")
-            self.sure = True
+            self._file, self.sure = io.FileIO(self.path, "a"), True
             try:
-                _lock(file.fileno())
+                _lock(self._file.fileno())
             except BlockingIOError:
-                file.close()
+                self.forget()
                 return False
             except OSError:  # no locks on this file system
                 self.sure = False
-            self._file = file
+            self._held = True
             _HELD.add(self)
-            if self._is_there(file):
+            if self._is_there(self._file):
                 return True
             self.release()  # the file of a holder that has just removed it: not the one others would find
 
@@ -77,17 +77,16 @@ class Lock:
         file = self._file
         if file is None:
             return
-        if not file.closed and self._is_there(file):
+        if self._held and not file.closed and self._is_there(file):
             with suppress(OSError):  # Windows removes no open file: it stays, and stops nobody
                 self.path.unlink()
-        file.close()
-        self._file = None
+        self.forget()
 
     def forget(self) -> None:
-        """In a child process: let go of the parent's lock, which goes on holding it."""
+        """Let go of the file: a child process does so, and its parent goes on holding the lock."""
         if self._file is not None:
             self._file.close()
-            self._file = None
+        self._file, self._held = None, False
 
     def _is_there(self, file: io.FileIO) -> bool:
         try:
