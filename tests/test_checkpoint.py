@@ -310,7 +310,7 @@ def test_nothing_is_allocated_before_the_weights_are_seen_to_fit(tmp_path, monke
     wide = layer("Linear", in_features=500, out_features=500)
     with pytest.raises(ValueError, match=r"'0\.weight' is not in the file"):
         load(forge(tmp_path / "m", model_of(wide)))
-    assert devices == ["meta"]
+    assert set(devices) == {"meta"}
 
 
 # ------------------------------------------------------------------------------ several writers

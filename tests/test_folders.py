@@ -77,6 +77,22 @@ def test_who_does_not_hold_a_lock_cannot_release_it(tmp_path):
     other.release()
 
 
+def test_a_file_that_its_holder_has_removed_is_no_lock(tmp_path, monkeypatch):
+    first, second, third = (Lock(tmp_path / "m") for _ in range(3))
+    plain = folders._lock
+    assert first.acquire()
+
+    def slow(descriptor):  # the holder goes between the opening of the file and its locking
+        first.release()
+        plain(descriptor)
+
+    monkeypatch.setattr(folders, "_lock", slow)
+    assert second.acquire()
+    monkeypatch.undo()
+    assert not third.acquire()
+    second.release()
+
+
 def test_waiting_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "PATIENCE", 0.05)
     with (
