@@ -278,5 +278,5 @@ def test_a_forged_detector_gets_a_sentence(change, tmp_path):
     Detector(net, false_alarm=0.1).fit(torch.randn(50, 2)).save(tmp_path / "m")
     file = tmp_path / "m" / "detector.json"
     file.write_bytes(detection._file(json.loads(file.read_text())["detector"] | change))
-    with pytest.raises(ValueError, match="not of the form that bbalpha writes|`score` must be one of"):
+    with pytest.raises(ValueError, match=r"not of the form that bbalpha writes|`score` must be one of"):
         Detector.load(tmp_path / "m", net)
