@@ -254,3 +254,29 @@ def test_the_guide_runs(tmp_path, monkeypatch):
     for block in blocks:
         if "foolbox" not in block:  # tests/test_attacks.py runs it
             exec(block, names)
+
+
+def test_what_a_killed_writer_left_goes_and_stops_no_save(tmp_path):
+    net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    detector = Detector(net, false_alarm=0.1).fit(torch.randn(50, 2))
+    folder = tmp_path / "m"
+    bbalpha.save(net, folder)
+    left = folder / f".detector.json.{'a' * 32}.tmp"
+    left.write_text("half")
+    detector.save(folder)
+    assert not left.exists()
+    left.write_text("half")
+    bbalpha.save(net, folder)
+    assert sorted(p.name for p in folder.iterdir()) == ["checksums.sha256", "config.json", "weights.safetensors"]
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize("change", [{"extra": 1}, {"score": None}, {"threshold": "high"}, {"threshold": None}])
+def test_a_forged_detector_gets_a_sentence(change, tmp_path):
+    net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    bbalpha.save(net, tmp_path / "m")
+    Detector(net, false_alarm=0.1).fit(torch.randn(50, 2)).save(tmp_path / "m")
+    file = tmp_path / "m" / "detector.json"
+    file.write_bytes(detection._file(json.loads(file.read_text())["detector"] | change))
+    with pytest.raises(ValueError, match=r"not of the form that bbalpha writes|`score` must be one of"):
+        Detector.load(tmp_path / "m", net)

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from bbalpha import download as module
 from bbalpha.download import DownloadError, download
+from bbalpha.folders import Lock
 from file_server import running_server
 
 CONTENT = bytes(range(256)) * 2000  # 512,000 bytes
@@ -147,6 +149,54 @@ def test_a_server_that_is_not_there(server, path):
         url = other.url()
     with pytest.raises(DownloadError, match=r"cannot be reached: .*refused"):
         download([url], path)
+
+
+def test_a_second_call_while_the_first_is_at_work_writes_elsewhere(server, path):
+    seen = []
+
+    def second(part):
+        download([server.url()], path, check=lambda other: seen.append(other.name), progress=False)
+        seen.append(part.read_bytes() == CONTENT)
+
+    download([server.url()], path, sha256=SHA256, check=second)
+    assert path.read_bytes() == CONTENT
+    assert seen[0] != "partial-file.bin"
+    assert seen[1]
+    assert left(path) == ["file.bin"]
+
+
+def test_many_at_once_leave_the_right_bytes(server, path):
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda _: download([server.url()], path, progress=False), range(12)))
+    assert path.read_bytes() == CONTENT
+    assert left(path) == ["file.bin"]
+
+
+def test_what_killed_calls_left_under_other_names_goes(server, path):
+    path.parent.mkdir(parents=True)
+    stray = path.with_name(f"partial-{'a' * 32}-file.bin")
+    stray.write_bytes(b"half")
+    (path.parent / f".{stray.name}.lock").touch()
+    busy = path.with_name(f"partial-{'b' * 32}-file.bin")
+    busy.write_bytes(b"half")
+    lock = Lock(busy)
+    assert lock.acquire()
+    try:
+        download([server.url()], path)
+        assert left(path) == [f".{busy.name}.lock", "file.bin", busy.name]
+    finally:
+        lock.release()
+
+
+def test_no_bar_is_made_where_none_is_shown(server, path, monkeypatch):
+    import tqdm
+
+    def refuse(*_, **__):
+        raise AssertionError("tqdm takes a lock of all processes")
+
+    monkeypatch.setattr(tqdm.tqdm, "__new__", refuse)
+    download([server.url()], path, progress=False)
+    download([server.url()], path)
 
 
 @contextmanager

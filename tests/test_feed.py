@@ -66,3 +66,30 @@ def test_a_batch_must_be_a_pair():
     feed = source(DataLoader(TensorDataset(torch.zeros(3, 1)), batch_size=3), batch_size=3, dtype=torch.float32)
     with pytest.raises(TypeError, match=r"must be \(x, target\)"):
         next(feed.epoch(0, 0))
+
+
+def test_a_mapping_with_labels_is_x_and_target():
+    arrays = {"a": torch.arange(6.0)[:, None], "b": torch.arange(6), "labels": torch.arange(6)}
+    feed = source(arrays, batch_size=4, dtype=torch.float32)
+    for x, target, weight in feed.epoch(0, 0):
+        assert set(x) == {"a", "b"}
+        assert torch.equal(x["b"], target)
+        assert weight is None
+    train, held = held_out(arrays, 0.5, seed=0)
+    assert sorted([*train[1].tolist(), *held[1].tolist()]) == list(range(6))
+    with pytest.raises(ValueError, match=r"as 'labels'; got \['a', 'b'\]"):
+        source({"a": 1, "b": 2}, batch_size=4, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: DataLoader(d, 2), lambda d: DataLoader(d, 2, shuffle=True)])
+def test_looking_at_items_leaves_the_generators(wrap):
+    class Noisy(TensorDataset):
+        def __getitem__(self, i):
+            return self.tensors[0][i] + torch.rand(()) + np.random.rand() + random.random(), self.tensors[1][i]
+
+    sets = [wrap(Noisy(torch.eye(9), y)) for y in (torch.ones(9), torch.eye(9))]
+    feeds = [source(d, batch_size=2, dtype=torch.float32) for d in sets]
+    before = str(rng_state())
+    told = [feed.fingerprint() for feed in (*feeds, *feeds)]
+    assert str(rng_state()) == before
+    assert told[0] == told[2] != told[1] == told[3]

@@ -1,5 +1,6 @@
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -297,6 +298,26 @@ def test_the_bar_is_quiet_in_pipes(capsys):
         ({"model": len}, TypeError, r"torch\.nn\.Module"),
         ({"amp": torch.float64}, ValueError, "`amp`"),
         ({"model": nn.Linear(3, 1)}, ValueError, "at least one active random site"),
+        ({"epochs": 2**70}, ValueError, r"`epochs` must be at most 2\^31"),
+        ({"epochs": True}, ValueError, "`epochs` must be a whole number"),
+        ({"batch_size": 2.5}, ValueError, "`batch_size` must be a whole number"),
+        ({"n_passes": 0}, ValueError, "`n_passes` must be a whole number of at least 1; got 0"),
+        ({"patience": 0}, ValueError, "`patience` must be a whole number"),
+        ({"checkpoint_every": -1}, ValueError, "`checkpoint_every` must be a whole number"),
+        ({"learning_rate": float("nan")}, ValueError, "`learning_rate` must be a finite number of at least 0; got nan"),
+        ({"learning_rate": -1e-3}, ValueError, "`learning_rate` must be a finite number of at least 0"),
+        ({"length_scale": float("inf")}, ValueError, "`length_scale` must be a finite number of at least 0"),
+        ({"max_grad_norm": -1}, ValueError, "`max_grad_norm` must be a finite number above 0; got -1"),
+        ({"max_grad_norm": 0}, ValueError, "`max_grad_norm` must be a finite number above 0"),
+        ({"seed": 0.5}, TypeError, "`seed` must be None or a whole number; got 0.5"),
+        ({"schedule": 0.5}, TypeError, "`schedule` must be a function"),
+        ({"data": rows(1), "validation": 0.5}, ValueError, "at least two rows"),
+        ({"data": TensorDataset(*rows(0))}, ValueError, "`data` must have at least one row"),
+        ({"data": DataLoader(TensorDataset(*rows(0)))}, ValueError, "`data` must have at least one row"),
+        ({"data": DataLoader(TensorDataset(*rows(3)), 4, drop_last=True)}, ValueError, "at least one batch"),
+        ({"validation": TensorDataset(*rows(0))}, ValueError, "`validation` must have at least one row"),
+        ({"data": {"x": rows(8)[0], "label": rows(8)[1]}}, ValueError, r"'labels'; got \['label', 'x'\]"),
+        ({"model": net().requires_grad_(False), "objective": CrossEntropy()}, ValueError, "requires_grad=False"),
     ],
 )
 def test_errors_name_what_was_wrong(options, error, message):
@@ -304,6 +325,262 @@ def test_errors_name_what_was_wrong(options, error, message):
     model, data = given.pop("model"), given.pop("data")
     with pytest.raises(error, match=message):
         fit(model, data, **given)
+
+
+@pytest.mark.parametrize("number", [np.int64, np.int32, np.uint8])
+def test_whole_numbers_of_numpy_are_whole_numbers(number, tmp_path):
+    plain, numpys = net(), net()
+    options = {"epochs": 2, "batch_size": 16, "n_passes": 3, "patience": 2, "checkpoint_every": 2, "seed": 3}
+    options |= {"objective": GaussianNLL(precision=1.0), "validation": 0.25}
+    fit(plain, rows(), **options)
+    options = {k: number(v) if type(v) is int else v for k, v in options.items()} | {"validation": np.float32(0.25)}
+    fit(numpys, rows(), checkpoint=tmp_path / "run", **options)
+    assert same(plain, numpys)
+
+
+# ------------------------------------------------------------------------------ mappings as Hugging Face has them
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.drop, self.out = nn.Embedding(7, 4), nn.Dropout(0.2), nn.Linear(4, 2)
+
+    def forward(self, input_ids, attention_mask):
+        seen = self.table(input_ids) * attention_mask[..., None]
+        return self.out(self.drop(seen.sum(1)))
+
+
+class DictItems(Dataset):
+    def __init__(self, arrays):
+        self.arrays = arrays
+
+    def __len__(self):
+        return len(self.arrays["labels"])
+
+    def __getitem__(self, i):
+        return {name: a[i] for name, a in self.arrays.items()}
+
+
+class ForeignItems:
+    """As datasets.Dataset: items by number, no torch Dataset."""
+
+    def __init__(self, arrays):
+        self.items = DictItems(arrays)
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, i):
+        return self.items[i]
+
+    def __getitems__(self, chosen):
+        return [self.items[i] for i in chosen]
+
+
+@pytest.mark.parametrize("validation", [None, 0.25])
+def test_mappings_with_labels_are_x_and_target(validation):
+    from transformers import BatchEncoding
+
+    ids = torch.randint(7, (24, 5))
+    arrays = {"input_ids": ids, "attention_mask": (ids > 0).float(), "labels": (ids[:, 0] > 3).long()}
+    x = {name: a for name, a in arrays.items() if name != "labels"}
+    kinds = [(x, arrays["labels"]), arrays, BatchEncoding(arrays), DictItems(arrays), ForeignItems(arrays)]
+    found = []
+    for data in kinds:
+        torch.manual_seed(0)
+        model = Tokens()
+        fit(model, data, objective=CrossEntropy(), epochs=2, batch_size=8, seed=0, validation=validation)
+        found.append(model)
+    assert all(same(found[0], model) for model in found[1:])
+    if validation is None:
+        model = Tokens()
+        model.load_state_dict(found[0].state_dict())
+        for collate in (None, lambda items: BatchEncoding(torch.utils.data.default_collate(items))):
+            loader = DataLoader(DictItems(arrays), batch_size=8, collate_fn=collate)
+            assert fit(model, loader, objective=CrossEntropy(), epochs=1, validation=arrays).n_steps == 3
+
+
+# ------------------------------------------------------------------------------ numbers that are none
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e300])
+@pytest.mark.parametrize("place", ["data", "validation"])
+def test_arrays_that_are_not_finite_are_refused_at_once(bad, place):
+    x, y = rows(5000)
+    x = x.double()
+    x[4321, 1] = bad
+    model, given = net(), {"data": rows(8), "validation": rows(8)}
+    given[place] = (x, y)
+    with pytest.raises(ValueError, match=f"`{place}` must hold finite numbers; x has .* in row 4321"):
+        fit(model, given["data"], validation=given["validation"], objective=GaussianNLL(), epochs=1)
+    assert same(model, net())
+
+
+def test_a_mask_of_minus_infinity_is_an_input_like_others():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x, mask):
+            return self.net(x * mask.exp())
+
+    x, y = rows(16)
+    mask = torch.zeros(16, 3)
+    mask[:, 2] = -torch.inf
+    fit(Masked(), ((x, mask), y), objective=GaussianNLL(), epochs=1)
+    mask[3, 1] = torch.nan
+    with pytest.raises(ValueError, match="nan in row 3"):
+        fit(Masked(), ((x, mask), y), objective=GaussianNLL(), epochs=1)
+
+
+@pytest.mark.parametrize("part", ["x", "target"])
+@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: DataLoader(d, batch_size=8)], ids=["dataset", "loader"])
+def test_items_that_are_not_finite_stop_the_run_before_they_reach_the_weights(part, wrap):
+    x, y = rows(24)
+    {"x": x, "target": y}[part][20] = torch.nan
+    model, objective = net(), GaussianNLL()
+    with pytest.raises(ValueError, match=rf"The loss of epoch 1, step \d is nan: {part} of this batch holds"):
+        fit(model, wrap(TensorDataset(x, y)), objective=objective, epochs=3, batch_size=8)
+    assert all(p.isfinite().all() for p in [*model.parameters(), *objective.parameters()])
+
+
+def test_a_gradient_that_is_no_number_does_not_pass_for_a_result():
+    def breaks(outputs, target):  # finite, its gradient is not
+        return (outputs - outputs.detach()).abs().sqrt().mean() + (outputs - target).square().mean()
+
+    for epochs in (1, 2):
+        with pytest.raises(ValueError, match="weights are no longer finite"):
+            fit(net(), rows(8), objective=breaks, epochs=epochs)
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
+@pytest.mark.parametrize("validation", [None, 0.5])
+def test_a_precision_without_bound_is_told_in_words_of_the_caller(validation):
+    x = torch.randn(8, 3)
+    model, objective = net(), GaussianNLL()
+    optimizer = torch.optim.SGD([{"params": model.parameters(), "lr": 0.0}, {"params": objective.parameters()}], lr=20)
+    with torch.no_grad():
+        model[-1].bias.zero_()
+        model[-1].weight.mul_(1e-30)  # constant and fitted exactly
+    with pytest.raises(ValueError, match="learned precision grows without bound, because `target` is constant"):
+        fit(model, (x, torch.zeros(8, 1)), objective=objective, epochs=40, optimizer=optimizer, validation=validation)
+
+
+@pytest.mark.parametrize("value", [float("nan"), -float("inf")])
+def test_no_epoch_is_chosen_by_a_likelihood_that_is_no_number(value):
+    def broken_later(outputs, target):
+        if not torch.is_grad_enabled():
+            calls.append(0)
+            if len(calls) == 2:
+                return torch.tensor(value)
+        return (outputs - target).square().mean()
+
+    calls = []
+    with pytest.raises(ValueError, match="The validation likelihood after epoch 2 is"):
+        fit(net(), rows(16), objective=broken_later, epochs=4, validation=rows(8))
+
+
+@pytest.mark.parametrize("infinite", [(1,), (1, 2), (2, 4), (1, 2, 3, 4)])
+def test_an_epoch_of_probability_0_is_never_the_best(infinite):
+    def sometimes(outputs, target):
+        if not torch.is_grad_enabled():
+            calls.append(0)
+            if len(calls) in infinite:
+                return torch.tensor(torch.inf)
+        return (outputs - target).square().mean()
+
+    calls = []
+    history = fit(net(), rows(16), objective=sometimes, epochs=4, validation=rows(8))
+    finite = [(nll, i + 1) for i, nll in enumerate(history.nll) if nll < float("inf")]
+    assert len(finite) == 4 - len(infinite)
+    assert history.best_epoch == (min(finite)[1] if finite else None)
+
+
+def test_an_iterable_that_is_used_up_is_told():
+    class Once(torch.utils.data.IterableDataset):
+        def __init__(self):
+            self.rows = iter(list(zip(*rows(8), strict=True)))
+
+        def __iter__(self):
+            return self.rows
+
+    with pytest.raises(ValueError, match="epoch 2 had none"):
+        fit(net(), DataLoader(Once(), batch_size=4), objective=GaussianNLL(), epochs=2)
+
+
+# ------------------------------------------------------------------------------ the way out
+
+
+def interrupted(call, at, files):
+    """How many lines of `files` are run in `call`; a KeyboardInterrupt strikes at the line numbered `at`."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        if not frame.f_code.co_filename.endswith(files):
+            return None
+        if event == "line":
+            count += 1
+            if count == at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        assert count == at
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that the collector closes
+@pytest.mark.parametrize("amp", [None, torch.bfloat16])
+def test_an_interrupt_anywhere_leaves_modes_gradients_and_generators(amp, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    ours = ("training", "loop", "feed", "restoring", "folders")
+    torchs = ("autograd/grad_mode", "random", "amp/autocast_mode")
+    files = (*(f"bbalpha/{name}.py" for name in ours), *(f"torch/{name}.py" for name in torchs))
+    model = net().eval()
+    model[1].train()
+    folder = tmp_path / "run" if amp is None else None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def call():
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        fit(
+            model, rows(16), objective=GaussianNLL(precision=1.0), epochs=2, batch_size=8, validation=rows(4), seed=0,
+            n_passes=2, amp=amp, optimizer=optimizer, schedule=cosine, checkpoint=folder,
+        )  # fmt: skip
+
+    state = torch.get_rng_state()
+    call()  # the first time, more is looked at
+    total = min(interrupted(call, -1, files) for _ in range(3))
+    struck = 0
+    for at in [*range(5, total - 50, max(1, total // 40)), *range(total - 50, total + 1)]:
+        struck += interrupted(call, at, files) == at
+        assert [m.training for m in model] == [False, True, False, False], at
+        assert torch.is_grad_enabled(), at
+        assert not torch.is_autocast_enabled("cpu"), at
+        assert torch.equal(torch.get_rng_state(), state), at
+        assert optimizer.param_groups[0]["lr"] == 0.1, at
+    assert struck > 60
+
+
+def test_no_bar_is_made_where_none_is_shown(monkeypatch):
+    import tqdm
+
+    def refuse(*_, **__):
+        raise AssertionError("tqdm takes a lock of all processes")
+
+    monkeypatch.setattr(tqdm.tqdm, "__new__", refuse)
+    fit(net(), rows(8), objective=GaussianNLL(), epochs=1, progress=True)
+    fit(net(), rows(8), objective=GaussianNLL(), epochs=1, progress=False)
 
 
 # ------------------------------------------------------------------------------ resuming

@@ -5,9 +5,10 @@
       weights.safetensors   the tensors
       checksums.sha256      of both files, as `sha256sum -c` reads it
 
-A folder is written under a temporary name and renamed, so there is never half of one. Loading hashes the bytes
-it is about to read: one changed byte in any of the three files is an error. No file names code to run: a network
-made of torch's plain layers is rebuilt from a fixed list of them, any other is passed in by the caller.
+A folder is written under a temporary name and renamed, so there is never half of one; it replaces a model folder and
+nothing else. Loading hashes the bytes it is about to read: one changed byte in any of the three files is an error. No
+file names code to run: a network made of torch's plain layers is rebuilt from a fixed list of them, any other is passed
+in by the caller; nothing is changed or allocated before names and shapes are seen to fit.
 
     save(net, "model"); net = load("model")
     save(my_net, "model"); load("model", model=MyNet())
@@ -17,22 +18,28 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from bbalpha import folders
+from bbalpha.checks import check_model
 from bbalpha.layers import Dropout
 
 FORMAT = 1
 _CONFIG, _WEIGHTS, _CHECKSUMS = "config.json", "weights.safetensors", "checksums.sha256"
+_OURS = (_CONFIG, _WEIGHTS, _CHECKSUMS, "detector.json")
+_STATE = r"step-\d{9,}"
 
 
 class CorruptModelError(ValueError):
@@ -51,7 +58,7 @@ def save(
     preprocessing: Mapping[str, Any] | None = None,
     training: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write `model` as the folder `path`; an older model there is replaced.
+    """Write `model` as the folder `path`; an older model there is replaced, anything else is refused.
 
     Args:
         model: Any module. One of nn.Sequential and torch's plain layers is loaded back without further help.
@@ -68,8 +75,7 @@ def save(
     ...     torch.equal(load(f"{folder}/model")[0].weight, net[0].weight)
     True
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be a torch.nn.Module; got {type(model).__name__}.")
+    check_model(model)
     state = model.state_dict()
     odd = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if odd:
@@ -91,27 +97,40 @@ def load(path: str | os.PathLike[str], *, model: nn.Module | None = None) -> nn.
 
     Args:
         path: A folder written by `save`.
-        model: Needed for an architecture of your own: a module of the same shape, whose state is replaced.
+        model: Needed for an architecture of your own: a module of the same shape, whose state is replaced; it stays
+            as it was where the shapes differ.
 
     Raises:
         CorruptModelError: If any byte of the folder has changed.
     """
-    folder = read_folder(path)
-    content = folder.content
+    content = read_folder(path).content
     if "state" not in content:
         raise ValueError(f"`path` must be a model folder; {str(path)!r} holds a {content.get('kind', 'folder')}.")
     if model is None:
-        if content["architecture"] is None:
+        if content.get("architecture") is None:
             raise ValueError(
                 f"{str(path)!r} holds an architecture of its author's own; "
                 "build it and pass it: load(path, model=MyNet())."
             )
-        model = build(content["architecture"])
-    try:
-        model.load_state_dict(content["state"])
-    except RuntimeError as error:
-        raise ValueError(f"`model` does not have the shape of the saved one: {error}") from error
+        return build(content["architecture"], content["state"]).eval()
+    check_model(model)
+    check_state(model, content["state"])
+    model.load_state_dict(content["state"])
     return model.eval()
+
+
+def check_state(model: nn.Module, state: Any) -> None:
+    """Refuse a state that is not of the names and shapes of the model's own."""
+    told = "`model` does not have the shape of the saved one: "
+    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise ValueError(f"{told}its state must be tensors by name; got {type(state).__name__}.")
+    own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    for name in (*own, *state):
+        if name not in state or name not in own:
+            raise ValueError(f"{told}{name!r} is {'not in the file' if name in own else 'in the file only'}.")
+        if not is_lazy(own[name]) and own[name].shape != state[name].shape:
+            shapes = f"{tuple(own[name].shape)} here and {tuple(state[name].shape)} in the file"
+            raise ValueError(f"{told}{name!r} is {shapes}.")
 
 
 # ------------------------------------------------------------------------------ architectures
@@ -160,19 +179,43 @@ def describe(model: nn.Module) -> dict[str, Any] | None:
     return told if plain and same_state else None
 
 
-def build(architecture: Mapping[str, Any]) -> nn.Module:
-    """The network that `describe` told of, with fresh weights."""
+def build(architecture: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> nn.Module:
+    """The network that `describe` told of.
+
+    Args:
+        architecture: From a file, so it may ask for anything.
+        state: Its weights, which become the network's own; nothing is allocated before they are seen to fit. None
+            gives fresh weights.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu" if state is None else "meta"):
+            model = _build(architecture)
+    except (AttributeError, KeyError, TypeError, RuntimeError, ArithmeticError) as error:
+        raise CorruptModelError(f"The file asks for layers that cannot be built: {error}") from error
+    if state is not None:
+        check_state(model, state)
+        odd = [name for name, value in state.items() if not value.is_floating_point()]
+        if odd:
+            raise CorruptModelError(f"The file's {odd[0]!r} must be floating-point numbers; got {state[odd[0]].dtype}.")
+        model.load_state_dict({name: value.clone() for name, value in state.items()}, assign=True)
+    return model
+
+
+def _build(architecture: Mapping[str, Any]) -> nn.Module:
     options = dict(architecture)
     name = options.pop("layer")
     if name == "Sequential":
         model = nn.Sequential()
         for child, told in options["children"].items():
-            model.add_module(child, build(told))
+            model.add_module(child, _build(told))
         return model
     if name not in _LAYERS:
         raise ValueError(f"The file asks for a layer {name!r} that this version of bbalpha does not know.")
-    with torch.random.fork_rng(devices=[]):  # the fresh weights are thrown away
-        return _LAYERS[name][0](**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+    layer, arguments = _LAYERS[name]
+    unknown = set(options) - {*arguments, *(("bias",) if name in ("Linear", "Conv2d") else ())}
+    if unknown:
+        raise ValueError(f"The file asks for a {name} with {sorted(unknown)[0]!r}, which bbalpha does not write.")
+    return layer(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
 
 
 # ------------------------------------------------------------------------------ folders
@@ -195,12 +238,12 @@ def write_folder(path: str | os.PathLike[str], content: Mapping[str, Any]) -> No
     """Write nested dicts, lists, tuples, plain values and tensors as a folder, whole or not at all.
 
     Args:
-        path: The folder; one written by us before is replaced, any other is left alone with an error.
+        path: The folder; one written by us before is replaced, any other is left alone with an error. A link is
+            followed.
         content: What `read_folder` gives back.
     """
-    target = Path(path)
-    if target.exists() and not (target / _CHECKSUMS).is_file() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"`path` must be new or a model folder; {str(path)!r} is something else. Choose another name.")
+    target = _real(path)
+    _check_replaceable(target)
     tensors: dict[str, Tensor] = {}
     config = {"format": FORMAT, "versions": versions(), "content": _pack(content, tensors, "")}
     files = {
@@ -209,14 +252,16 @@ def write_folder(path: str | os.PathLike[str], content: Mapping[str, Any]) -> No
     }
     files[_CHECKSUMS] = _checksums(files)
     target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
-    fresh.mkdir()
-    try:
-        for name, data in files.items():
-            _write(fresh / name, data)
-        _replace(target, fresh)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    with folders.writing(target):
+        _check_replaceable(target)
+        fresh = folders.temporary(target)
+        fresh.mkdir()
+        try:
+            for name, data in files.items():
+                folders.write_file(fresh / name, data)
+            folders.replace_folder(target, fresh)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
 
 
 def read_folder(path: str | os.PathLike[str]) -> Folder:
@@ -224,12 +269,12 @@ def read_folder(path: str | os.PathLike[str]) -> Folder:
 
     Raises:
         FileNotFoundError: If there is no such folder.
-        CorruptModelError: If any byte has changed.
+        CorruptModelError: If any byte has changed, or it is not what bbalpha writes.
         ValueError: If a newer bbalpha wrote it.
     """
-    target = Path(path)
-    if not target.exists() and _older(target).exists():
-        target = _older(target)  # the writer died between its two renames
+    target = _real(path)
+    if not target.exists():
+        target = next(reversed(folders.older(target)), target)  # the writer died between its two renames
     if not target.is_dir():
         raise FileNotFoundError(f"`path` must be a model folder; {str(path)!r} does not exist.")
     missing = [name for name in (_CONFIG, _WEIGHTS, _CHECKSUMS) if not (target / name).is_file()]
@@ -242,14 +287,40 @@ def read_folder(path: str | os.PathLike[str]) -> Folder:
         raise CorruptModelError(
             f"{str(path)!r} is damaged: {wrong[0] if wrong else _CHECKSUMS} is not what was written. Save it again."
         )
-    config = json.loads(files[_CONFIG])
-    if config.get("format") != FORMAT:
+    try:
+        config = json.loads(files[_CONFIG])
+        form, wrote = config.get("format"), dict(config.get("versions", {}))
+        if form == FORMAT:
+            content = _unpack(config["content"], safetensors.torch.load(files[_WEIGHTS]))
+            return Folder(dict(content), wrote)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, safetensors.SafetensorError) as error:
+        raise CorruptModelError(f"{str(path)!r} is not of the form that bbalpha writes: {error!r}.") from error
+    raise ValueError(
+        f"{str(path)!r} has format {form!r} and this bbalpha reads format {FORMAT}. "
+        f"It was written by bbalpha {wrote.get('bbalpha')}; use that version."
+    )
+
+
+def _real(path: str | os.PathLike[str]) -> Path:
+    """Where `path` leads, links followed."""
+    return Path(os.path.realpath(path))
+
+
+def _check_replaceable(target: Path) -> None:
+    """Refuse to replace what is no model folder, or holds anything else besides."""
+    if not target.exists():
+        return
+    found = [p.name for p in target.iterdir()] if target.is_dir() else None
+    if found is None or (found and _CHECKSUMS not in found):
         raise ValueError(
-            f"{str(path)!r} has format {config.get('format')!r} and this bbalpha reads format {FORMAT}. "
-            f"It was written by bbalpha {config.get('versions', {}).get('bbalpha')}; use that version."
+            f"`path` must be new or a model folder; {str(target)!r} is something else. Choose another name."
         )
-    content = _unpack(config["content"], safetensors.torch.load(files[_WEIGHTS]))
-    return Folder(content, config["versions"])
+    others = [name for name in found if name not in _OURS and folders.leftover_of(name) not in _OURS]
+    if others:
+        raise ValueError(
+            f"`path` must be new or a model folder; {str(target)!r} holds {sorted(others)[0]!r} too, which would be "
+            "lost. Choose another name."
+        )
 
 
 def versions() -> dict[str, str]:
@@ -270,9 +341,8 @@ def write_state(folder: Path, step: int, content: Mapping[str, Any]) -> None:
     """Write the state of a run after `step` steps as a folder of its own; the one before it is kept too."""
     write_folder(folder / f"step-{step:09d}", content)
     for old in _states(folder)[:-2]:
-        gone = old.parent / f".{old.name}.gone"  # renamed first: half of a state is never taken for a whole
-        old.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        folders.remove(old)
+    folders.clear_leftovers(folder, _STATE)
 
 
 def newest_state(folder: Path) -> dict[str, Any] | None:
@@ -288,7 +358,8 @@ def newest_state(folder: Path) -> dict[str, Any] | None:
 
 
 def _states(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.glob("step-*") if p.is_dir())
+    found = [p for p in folder.glob("step-*") if re.fullmatch(_STATE, p.name) and p.is_dir()]
+    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
 
 
 # ------------------------------------------------------------------------------ helpers
@@ -296,27 +367,6 @@ def _states(folder: Path) -> list[Path]:
 
 def _checksums(files: Mapping[str, bytes]) -> bytes:
     return "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in (_CONFIG, _WEIGHTS)).encode()
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _older(target: Path) -> Path:
-    return target.parent / f".{target.name}.old"
-
-
-def _replace(target: Path, fresh: Path) -> None:
-    """Rename `fresh` to `target`; a folder cannot be renamed over a full one, so that steps aside first."""
-    older = _older(target)
-    if target.exists():
-        shutil.rmtree(older, ignore_errors=True)
-        target.rename(older)
-    fresh.rename(target)
-    shutil.rmtree(older, ignore_errors=True)
 
 
 def _pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:

@@ -13,7 +13,6 @@ import hashlib
 import json
 import math
 import os
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -23,7 +22,8 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from bbalpha import metrics
+from bbalpha import folders, metrics
+from bbalpha.checks import check_model
 from bbalpha.onepass import is_random, predict_once
 from bbalpha.prediction import predict_classification
 from bbalpha.predictive import ClassificationPrediction
@@ -84,8 +84,7 @@ class Detector:
         seed: int | None = None,
         batch_size: int | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"`model` must be a torch.nn.Module; got {type(model).__name__}.")
+        check_model(model)
         if score not in _SCORES:
             raise ValueError(f"`score` must be one of {', '.join(_SCORES)}; got {score!r}.")
         if isinstance(false_alarm, bool) or not isinstance(false_alarm, (int, float)) or not 0 < false_alarm < 1:
@@ -144,18 +143,11 @@ class Detector:
             "threshold": self._fitted(),
             "weights": _weights_hash(self.model),
         }
-        target = Path(folder)
+        target = Path(os.path.realpath(folder))
         if not target.is_dir():
             raise FileNotFoundError(f"`folder` must exist, from bbalpha.save(model, path); {str(folder)!r} does not.")
-        fresh = target / f".{_FILE}.{uuid.uuid4().hex}.tmp"
-        try:
-            with fresh.open("wb") as file:
-                file.write(_file(state))
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(target / _FILE)
-        finally:
-            fresh.unlink(missing_ok=True)
+        with folders.writing(target):  # while it is replaced by another model, it would be lost
+            folders.replace_file(target / _FILE, _file(state))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], model: nn.Module) -> "Detector":
@@ -186,6 +178,8 @@ class Detector:
             )
         if weights != _weights_hash(model):
             raise ValueError("`model` must have the weights the detector was fitted with; got others. Fit it again.")
+        if set(state) != {"score", "false_alarm", "n_passes", "seed"} or not isinstance(threshold, float):
+            raise ValueError(f"{str(path)!r} is not of the form that bbalpha writes. Fit and save the detector again.")
         detector = cls(model, **state)
         detector.threshold = threshold
         return detector

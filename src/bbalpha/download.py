@@ -1,20 +1,26 @@
 """Files from the web: whole and checked, or not there at all.
 
 A file arrives under a temporary name beside its own, is checked, and only then renamed. A connection that is cut is
-taken up again where it stopped, in the same call or in a later one.
+taken up again where it stopped, in the same call or in a later one. Who comes while somebody else is fetching the same
+file fetches it too, under a name of its own: no two write to one file.
 """
 
 import hashlib
 import os
+import re
+import sys
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from tqdm import tqdm
+from bbalpha.folders import Lock
+from bbalpha.restoring import Restoring
 
 CONNECTIONS = 5  # how often one file is taken up again before we give up
 PAUSE = 1.0  # seconds before the second connection; twice as many before each further one
@@ -60,24 +66,54 @@ def download(
         >>> download([(folder / "origin.txt").as_uri()], folder / "copy.txt").read_text()
         '1 2 3'
     """
-    part = path.with_name(f"partial-{path.name}")  # keeps the suffix, which `check` may go by
     failures = []
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for url in urls:
-            try:
-                _fetch(url, part, sha256, check, progress)
-            except DownloadError as error:
-                failures.append(str(error))
-            else:
-                os.replace(part, path)
-                return path
+        with _partial(path) as part:
+            for url in urls:
+                try:
+                    _fetch(url, part, sha256, check, progress)
+                except DownloadError as error:
+                    failures.append(str(error))
+                else:
+                    os.replace(part, path)
+                    return path
     except OSError as error:
         raise DownloadError(
             f"{path.parent} must be a folder that can be written to; got {error.strerror or error}. "
             "XDG_CACHE_HOME names another place for the cache."
         ) from error
     raise DownloadError(" ".join(failures))
+
+
+@contextmanager
+def _partial(path: Path) -> Iterator[Path]:
+    """Where to put what comes of `path`: the place that later calls go on from, or one of our own if that is in use."""
+    first = path.with_name(f"partial-{path.name}")  # keeps the suffix, which `check` may go by
+    lock = Lock(first)
+    with Restoring(lock.release), Restoring(lock.release):
+        if lock.acquire() and lock.sure:
+            _remove_strays(path)
+            yield first
+            return
+    own = path.with_name(f"partial-{uuid.uuid4().hex}-{path.name}")
+    lock = Lock(own)
+    with Restoring(lock.release), Restoring(lock.release):
+        lock.acquire()
+        try:
+            yield own
+        finally:
+            own.unlink(missing_ok=True)
+
+
+def _remove_strays(path: Path) -> None:
+    """Remove what killed calls left under names of their own; nobody can go on from there."""
+    stray = re.compile(rf"\.?(partial-[0-9a-f]{{32}}-{re.escape(path.name)})(\.lock)?")
+    for name in {found[1] for p in path.parent.iterdir() if (found := stray.fullmatch(p.name))}:
+        lock = Lock(path.with_name(name))
+        with Restoring(lock.release), Restoring(lock.release):
+            if lock.acquire() and lock.sure:
+                path.with_name(name).unlink(missing_ok=True)
 
 
 def _fetch(url: str, part: Path, sha256: str | None, check: Callable[[Path], object] | None, progress: bool) -> None:
@@ -148,9 +184,7 @@ def _written(response: Any, part: Path, have: int, progress: bool) -> bool:
     """Whether the rest of the file came whole; what came is in `part`, after its first `have` bytes."""
     length = response.headers.get("Content-Length")
     total = None if length is None else have + int(length)
-    title = part.name.removeprefix("partial-")
-    bar = tqdm(total=total, initial=have, desc=title, unit="B", unit_scale=True, disable=None if progress else True)
-    with part.open("ab" if have else "wb") as file, bar:
+    with part.open("ab" if have else "wb") as file, _bar(part, have, total, progress) as bar:
         while True:
             try:
                 block = response.read(BLOCK)
@@ -159,5 +193,16 @@ def _written(response: Any, part: Path, have: int, progress: bool) -> bool:
             if not block:
                 break
             file.write(block)
-            bar.update(len(block))
+            if bar is not None:
+                bar.update(len(block))
     return total is None or part.stat().st_size == total
+
+
+def _bar(part: Path, have: int, total: int | None, progress: bool) -> Any:
+    """A bar on a terminal, None elsewhere: tqdm takes a lock of all processes as soon as there is one."""
+    if not progress or not sys.stderr.isatty():
+        return nullcontext()
+    from tqdm import tqdm
+
+    title = re.sub("^partial-([0-9a-f]{32}-)?", "", part.name)
+    return tqdm(total=total, initial=have, desc=title, unit="B", unit_scale=True)
