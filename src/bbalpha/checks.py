@@ -145,7 +145,7 @@ def check_precision(precision: float | Tensor, outputs: Tensor) -> float | Tenso
 
 
 def _first_bad(tau: Tensor) -> float:
-    return float(tau[~((tau > 0) & tau.isfinite())].flatten()[0])
+    return float(tau.detach()[~((tau > 0) & tau.isfinite())].flatten()[0])
 
 
 def check_weight(weight: Tensor, values: Tensor) -> Tensor:

@@ -86,7 +86,8 @@ class Inputs:
         """What inputs have in common that a model may be run on alike."""
         seen = tuple((t.dtype, t.ndim, axis) for t, axis in zip(self.tensors, self.axes, strict=True))
         rows = None if self.rows is None else min(self.rows, 2)
-        common = (seen, rows, self.batch_dim, torch.is_autocast_enabled(self.device.type))
+        kind = self.device.type
+        common = (seen, rows, self.batch_dim, kind, kind != "meta" and torch.is_autocast_enabled(kind))
         if isinstance(self.x, Tensor):
             return common
         leaves, spec = _flat(self.x)

@@ -99,12 +99,18 @@ def _best(readings: list[Inputs], look: Look, run: Run, fewer: bool) -> Rows | N
 
 
 def a_few(inputs: Inputs, most: int = 12, least: int = 5) -> Inputs:
-    """From 5 to 12 rows that differ: some of `inputs`, or these again with their numbers changed."""
+    """From 5 to 12 rows that differ: some of `inputs`, or these again with their numbers changed.
+
+    Fewer where whole numbers cannot be changed: they may name something.
+    """
     N = inputs.rows or 1
     count = min(max(N, least), most)
     rows = torch.linspace(0, N - 1, count).round().long() if count <= N else torch.arange(count) % N
     few = inputs.select(rows)
-    return few if _distinct(few) else few.map(_changed)
+    if _distinct(few):
+        return few
+    changed = few.map(_changed)
+    return changed if N < 2 or _distinct(changed) else inputs.select(rows.unique())
 
 
 # ------------------------------------------------------------------------------ evidence
