@@ -24,10 +24,11 @@ from tqdm import tqdm
 
 import bbalpha
 from bbalpha.experiments import results
+from bbalpha.guards import draw_seed
 from bbalpha.inputs import Inputs
-from bbalpha.masks import Passes, draw_seed
+from bbalpha.masks import Passes
 from bbalpha.networks import cnn, mlp
-from bbalpha.sampling import find_plan
+from bbalpha.planning import find_plan
 
 NETS = {"3x1000": [784, 1000, 1000, 1000, 10], "4x1024": [784, 1024, 1024, 1024, 1024, 10]}
 LONG_ROUND = 8.0  # seconds; cases whose rounds take longer get a third of the rounds
@@ -262,8 +263,8 @@ def case_profile(_, K, batch, rounds):
     parts = {
         "plain loop, all passes": lambda: torch.stack([net(x) for _ in range(K)]),
         "sample, all passes": lambda: bbalpha.sample(net, x, K),
-        "of which: a seed": draw_seed,
-        "of which: looking up the plan": lambda: find_plan(net, inputs, "auto", False),
+        "of which: a seed": lambda: draw_seed(None),
+        "of which: looking up the plan": lambda: find_plan(net, inputs, "auto", False, False),
         "of which: a generator for each pass": lambda: Passes(0, 0, K),
         "of which: the masks": lambda: passes.factors(drawn, x.dtype),
         "of which: products and relu": linear,

@@ -398,6 +398,10 @@ class Case:
     def two_axes(self) -> bool:
         return any(b.two_axes for b in self.model.blocks)
 
+    @property
+    def folds(self) -> bool:
+        return any(isinstance(b, (FoldedHeads, Tokens)) for b in self.model.blocks)
+
     def arguments(self, rows: slice = slice(None)) -> dict[str, Tensor]:
         """What the model is called with, by name; `rows` of x."""
         given = self.x if isinstance(self.x, dict) else dict(zip(("x", "side"), _tuple(self.x), strict=False))

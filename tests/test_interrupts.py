@@ -1,5 +1,6 @@
 """An interrupt anywhere leaves nothing behind: flags, buffers, hooks, modes of torch, generators."""
 
+import gc
 import os
 import random
 import sys
@@ -15,6 +16,15 @@ from test_threads import Normalised, assert_state, state
 # a strike while Python throws a generator away is only reported, and harms nothing
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 STRIKES = int(os.environ.get("BBALPHA_INTERRUPTS", "12"))  # of each call
+
+
+@pytest.fixture(autouse=True)
+def _little_to_collect():
+    """An interrupt ends with a garbage collection, which takes long where much is loaded."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class Struck:

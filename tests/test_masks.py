@@ -61,14 +61,6 @@ def test_several_sites_at_once_are_the_sites_one_by_one(rates):
         assert noise.values.shape == (4, *shape)
 
 
-def test_a_seed_of_none_draws_from_torchs_generator():
-    torch.manual_seed(3)
-    first, second = masks.draw_seed(), masks.draw_seed()
-    torch.manual_seed(3)
-    assert (masks.draw_seed(), masks.draw_seed()) == (first, second)
-    assert first != second
-
-
 def test_pass_seeds_never_collide_within_a_call():
     for seed in (0, 1, -5, 2**63 - 1):
         assert len({masks.pass_seed(seed, k) for k in range(100_000)}) == 100_000

@@ -246,6 +246,7 @@ def test_random_items_do_not_stop_a_run_and_their_targets_still_tell(wrap, tmp_p
         run(tmp_path, model=Named(), data=wrap(Augmented(shift=1.0)))
 
 
+@pytest.mark.filterwarnings("ignore:.*os.fork", "ignore::pytest.PytestUnraisableExceptionWarning")  # of jax, if loaded
 def test_a_loader_with_workers_is_looked_at_in_a_worker(tmp_path):
     datasets = [Augmented(), Augmented(), Augmented(shift=1.0)]
     loaders = [DataLoader(d, batch_size=20, num_workers=1) for d in datasets]

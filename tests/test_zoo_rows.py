@@ -114,7 +114,9 @@ def test_nothing_is_touched(case, made):
 
 def test_as_many_rows_come_out_as_go_in(case, made):
     model, x = made
-    assert bbalpha.predict_classification(model, x, n_passes=K, **case.options).probs.shape[0] == case.rows
+    assert (
+        bbalpha.predict_classification(model, x, n_passes=K, class_axis=2, **case.options).probs.shape[0] == case.rows
+    )
     assert bbalpha.predict_regression(model, x, n_passes=K, **case.options).mean.shape[0] == case.rows
 
 
@@ -132,7 +134,7 @@ def test_predictions_are_the_passes_of_sample_put_together(case, made):
         regression = bbalpha.predict_regression(model, x, n_passes=K, masks=masks, **options)
         assert_near(regression.outputs, passes)
         wide = passes if passes.shape[2] > 1 else torch.cat((torch.zeros_like(passes), passes), 2)
-        probs = bbalpha.predict_classification(model, x, n_passes=K, masks=masks, **options).probs
+        probs = bbalpha.predict_classification(model, x, n_passes=K, masks=masks, class_axis=2, **options).probs
         assert_near(probs, wide.softmax(2).mean(0))
 
 

@@ -82,7 +82,7 @@ def run(layers: Layers, x: Tensor, passes: Passes, *, shared: bool) -> Tensor | 
         first -= 1  # to be fused
     for layer in layers[:first]:
         x = _apply(layer, x)
-    random = layers[first:]
+    random, x = layers[first:], x.contiguous()
     if torch.is_grad_enabled():
         return _run(random, x, passes, shared)
     step = _passes_at_once(random, x, passes.count)

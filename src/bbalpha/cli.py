@@ -211,11 +211,12 @@ def _made(factory: str, shape: str, batch_dim: int) -> "tuple[nn.Module, Any]":
         x = torch.randn(_sizes(shape))
 
     from bbalpha.inputs import Inputs
-    from bbalpha.sites import stochastic
+    from bbalpha.shadows import shadowed
+    from bbalpha.sites import switched_on
 
     inputs = Inputs.of(x, batch_dim)
-    with torch.no_grad(), stochastic(model):
-        _tried("the model fails on x", lambda: inputs.fresh().call(model))
+    with torch.no_grad(), shadowed(model, evaluation=False, use="trial") as live, switched_on(live):
+        _tried("the model fails on x", lambda: inputs.fresh().call(live))
     return model, x
 
 

@@ -98,13 +98,16 @@ def _undraw(before: Tensor) -> None:
 
 
 def _function_modes() -> list[Any]:
-    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    count = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(i) for i in range(count)] if count else []
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
     """A seed from `generator`; None is torch's global one."""
-    with outside_transforms():
-        return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
+    if torch._C._are_functorch_transforms_active():
+        with outside_transforms():
+            return draw_seed(generator)
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
 
 
 def outside_transforms() -> AbstractContextManager[Any]:

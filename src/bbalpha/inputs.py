@@ -43,6 +43,8 @@ class Inputs:
         With one axis for all inputs, the tensors that are as long there as the first are taken to have the rows, until
         evidence says otherwise.
         """
+        if isinstance(x, Tensor) and type(batch_dim) is int and 0 <= batch_dim < x.ndim:
+            return cls(x, (batch_dim,), batch_dim)
         x = _tidied(x, model)
         tensors = _tensors(x)
         if not isinstance(batch_dim, int):
@@ -68,6 +70,9 @@ class Inputs:
     @cached_property
     def rows(self) -> int | None:
         """N; None where no input is known to have rows."""
+        if isinstance(self.x, Tensor):
+            axis = self.axes[0]
+            return None if axis is None else self.x.shape[axis]
         for t, axis in zip(self.tensors, self.axes, strict=True):
             if axis is not None:
                 return t.shape[axis]
@@ -77,6 +82,8 @@ class Inputs:
     @property
     def device(self) -> torch.device:
         """Where the passes are drawn."""
+        if isinstance(self.x, Tensor):
+            return self.x.device
         packed = self._packed()
         found = [*self.tensors, *(() if packed is None else (packed.data,))]
         return found[0].device if found else torch.device("cpu")
@@ -84,15 +91,20 @@ class Inputs:
     @property
     def kind(self) -> tuple[Any, ...]:
         """What inputs have in common that a model may be run on alike."""
-        seen = tuple((t.dtype, t.ndim, axis) for t, axis in zip(self.tensors, self.axes, strict=True))
-        rows = None if self.rows is None else min(self.rows, 2)
-        kind = self.device.type
-        common = (seen, rows, self.batch_dim, kind, kind != "meta" and torch.is_autocast_enabled(kind))
-        if isinstance(self.x, Tensor):
-            return common
-        leaves, spec = _flat(self.x)
+        x, rows = self.x, self.rows
+        device = self.device.type
+        common = (
+            None if rows is None else min(rows, 2),
+            self.axes,
+            self.batch_dim,
+            device,
+            device != "meta" and torch.is_autocast_enabled(device),
+        )
+        if isinstance(x, Tensor):
+            return *common, x.dtype, x.ndim
+        leaves, spec = _flat(x)
         plain = tuple(v if isinstance(v, (bool, str)) else type(v) for v in leaves if not isinstance(v, Tensor))
-        return *common, str(spec), plain
+        return *common, tuple((t.dtype, t.ndim) for t in self.tensors), str(spec), plain
 
     # ---- the same inputs, changed
 

@@ -101,7 +101,7 @@ def run_passes(
     with steady(draws=seed is None):
         base = draw_seed(None) if seed is None else seed
         plan = plan or find_plan(model, inputs, strategy, shared, evaluation)
-        if plan.rows is not None:
+        if plan.rows is not None and plan.rows.axes != inputs.axes:
             inputs = replace(inputs, axes=plan.rows.axes)
         _check_plan(plan, seed)
         run = Run(model, inputs, plan, base, shared, evaluation, witness=witness)
