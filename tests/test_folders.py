@@ -19,8 +19,12 @@ from pathlib import Path
 from bbalpha.folders import Lock
 lock = Lock(Path(sys.argv[1]))
 assert lock.acquire()
-if sys.argv[2] == "fork" and os.fork() == 0:
-    time.sleep(60)
+if sys.argv[2] == "fork":
+    heard, told = os.pipe()
+    if os.fork() == 0:
+        os.write(told, b".")  # the child is there, and has forgotten the lock
+        time.sleep(60)
+    os.read(heard, 1)
 print(os.getpid(), flush=True)
 time.sleep(60)
 """

@@ -54,7 +54,7 @@ def find(model: nn.Module) -> tuple[nn.Module, ...] | None:
     >>> find(nn.LSTM(4, 8)) is None
     True
     """
-    if hooked(model) or _has_any_global_hook():
+    if hooked(model.__dict__) or _has_any_global_hook():
         return None
     if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
         parts = [find(child) for child in model]  # with repeats: one layer may stand in two places
@@ -354,9 +354,8 @@ def _drops(layer: Any) -> bool:
     return isinstance(layer, _DropoutNd) and layer.p > 0
 
 
-def hooked(module: nn.Module) -> bool:
-    """Whether somebody listens to the calls of `module`, or put a forward of his own in it."""
-    own = module.__dict__
+def hooked(own: dict[str, Any]) -> bool:
+    """Whether somebody listens to the calls of a module with these attributes, or put a forward of his own in it."""
     return bool(
         own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
     ) or ("forward" in own)

@@ -42,6 +42,9 @@ class Place:
     rows_first: bool | None = None
 
 
+_LITTLE = 2**17  # units
+_WIDE = (torch.float32, torch.float64)  # which hold a scale as it is
+
 Where = Callable[[torch.Size], Place | None]  # asked at every draw, in order; None if nobody knows
 
 
@@ -99,8 +102,15 @@ class Drawing:
         if channels:
             per_pass = torch.Size((*per_pass[:2], *[1] * (len(per_pass) - 2)))
         drawn, expand = self._drawn(per_pass, place)
-        noise = self.passes.dimming(drawn, x.dtype) if self.dimmed else self.passes.noise(drawn, rate)
+        if self.dimmed:
+            noise = self.passes.dimming(drawn, x.dtype)
+        elif self.layout == "vmapped" and self.passes.count * drawn.numel() <= _LITTLE and x.dtype in _WIDE:
+            noise = self.passes.factors([(drawn, rate)], x.dtype)[0]
+        else:
+            noise = self.passes.noise(drawn, rate)
         values = self._per_pass(expand(noise.values))
+        if noise.threshold is None and self.layout == "vmapped":  # a node of our own costs more under torch.func
+            return rows * values
         return self._join(masks.dropout(rows, Noise(values, noise.threshold, noise.scale)), place)
 
     def filled(self, like: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:

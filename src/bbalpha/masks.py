@@ -61,12 +61,20 @@ def pass_seed(seed: int, index: int) -> int:
     >>> len({pass_seed(0, k) for k in range(10_000)})
     10000
     """
+    return pass_seeds(seed, index, 1)[0]
+
+
+def pass_seeds(seed: int, first: int, count: int) -> list[int]:
+    """`pass_seed` of `count` passes from `first` on."""
     base = (seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
-    base = ((base ^ (base >> 29)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    h = ((base >> 32) + index) & 0xFFFFFFFF
-    h = ((h ^ (h >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
-    h = ((h ^ (h >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
-    return h ^ (h >> 16)
+    base = (((base ^ (base >> 29)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF) >> 32
+    seeds = []
+    for index in range(first, first + count):
+        h = (base + index) & 0xFFFFFFFF
+        h = ((h ^ (h >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+        h = ((h ^ (h >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+        seeds.append(h ^ (h >> 16))
+    return seeds
 
 
 class Passes:
@@ -82,7 +90,7 @@ class Passes:
         self.count = count
         self.device = device
         where = () if device is None or device.type == "cpu" else (device,)
-        self.generators = [torch.Generator(*where).manual_seed(pass_seed(seed, k)) for k in range(first, first + count)]
+        self.generators = [torch.Generator(*where).manual_seed(s) for s in pass_seeds(seed, first, count)]
         self.transformed = torch._C._are_functorch_transforms_active()
 
     def plain(self) -> AbstractContextManager[Any]:

@@ -103,18 +103,14 @@ _GETTERS: dict[type, Any] = {}  # of the plain attributes of torch's own modules
 def _state(module: nn.Module, modules: list[nn.Module], facts: list[Any], seen: dict[int, None]) -> None:
     """What a plan hangs on, module by module; `modules()` would take three times as long."""
     modules.append(module)
-    kind = type(module)
-    facts += (id(module), kind, chains.hooked(module))
     attributes = module.__dict__
-    getter = _GETTERS.get(kind)
+    kind = type(module)
+    facts += (id(module), kind, chains.hooked(attributes))
+    getter = _GETTERS.get(kind) or _getter(kind, attributes)
     if getter is None:
-        if kind.__module__.startswith("torch.nn.modules") and "training" in attributes:
-            names = [name for name, value in attributes.items() if type(value) in _PLAIN]
-            getter = _GETTERS[kind] = itemgetter("training", *names)
-        else:
-            facts.append(module.training if hasattr(module, "training") else None)
-            facts += _attributes(attributes, seen)
-    if getter is not None:
+        facts.append(getattr(module, "training", None))
+        facts += _attributes(attributes, seen)
+    else:
         try:
             facts.append(getter(attributes))
         except KeyError:  # not the attributes of the first of its kind
@@ -122,6 +118,15 @@ def _state(module: nn.Module, modules: list[nn.Module], facts: list[Any], seen: 
     for child in module._modules.values():
         if child is not None:
             _state(child, modules, facts, seen)
+
+
+def _getter(kind: type, attributes: dict[str, Any]) -> Any:
+    """Reads the plain attributes of one of torch's own modules; None for others, which may have any."""
+    if not kind.__module__.startswith("torch.nn.modules") or "training" not in attributes:
+        return None
+    names = [name for name, value in attributes.items() if type(value) in _PLAIN]
+    getter = _GETTERS[kind] = itemgetter("training", *names)
+    return getter
 
 
 def _attributes(attributes: dict[str, Any], seen: dict[int, None]) -> Iterable[Any]:
