@@ -16,7 +16,7 @@ demo: .venv/.installed
 	$(BIN)/python -m bbalpha.experiments.demo
 
 test: lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

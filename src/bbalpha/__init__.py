@@ -11,7 +11,19 @@ if TYPE_CHECKING:
     from bbalpha.detection import Detector
     from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor, load_estimator
     from bbalpha.estimators_cv import BBAlphaClassifierCV, BBAlphaRegressorCV
-    from bbalpha.layers import ConcreteDropout, DropConnectLinear, Dropout, GaussianDropout, GaussianLinear
+    from bbalpha.layers import (
+        ConcreteDropout,
+        DropConnect,
+        DropConnectConv1d,
+        DropConnectConv2d,
+        DropConnectConv3d,
+        DropConnectGRU,
+        DropConnectLinear,
+        DropConnectLSTM,
+        Dropout,
+        GaussianDropout,
+        GaussianLinear,
+    )
     from bbalpha.objectives import (
         AlphaLoss,
         CrossEntropy,
@@ -35,7 +47,19 @@ _HOMES = {
     "detection": ["Detector"],
     "estimators": ["BBAlphaClassifier", "BBAlphaRegressor", "load_estimator"],
     "estimators_cv": ["BBAlphaClassifierCV", "BBAlphaRegressorCV"],
-    "layers": ["ConcreteDropout", "DropConnectLinear", "Dropout", "GaussianDropout", "GaussianLinear"],
+    "layers": [
+        "ConcreteDropout",
+        "DropConnect",
+        "DropConnectConv1d",
+        "DropConnectConv2d",
+        "DropConnectConv3d",
+        "DropConnectGRU",
+        "DropConnectLSTM",
+        "DropConnectLinear",
+        "Dropout",
+        "GaussianDropout",
+        "GaussianLinear",
+    ],
     "objectives": [
         "AlphaLoss",
         "CrossEntropy",

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bbalpha.batches import Passes, collect
 from bbalpha.checks import check_real, check_same_shape
+from bbalpha.inputs import BatchDim
 from bbalpha.objectives import cross_entropy, gaussian_nll
 from bbalpha.prediction import as_logits, predict_regression
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction, check_coverage
@@ -39,8 +40,8 @@ def fit_temperature(
     batch_size: int | None = None,
     masks: Masks = "per_example",
     seed: int | None = None,
-    class_axis: int = 2,
-    batch_dim: int = 0,
+    class_axis: int | None = None,
+    batch_dim: BatchDim = 0,
     progress: bool | None = None,
 ) -> float:
     """The temperature, from 1/20 to 20, under which held-out labels are likeliest: above 1 for an overconfident model.
@@ -56,7 +57,7 @@ def fit_temperature(
         batch_size: Rows at a time.
         masks: "per_example" or "shared".
         seed: None draws from torch's global generator.
-        class_axis: The axis of the outputs (K, N, ...) that holds the classes.
+        class_axis: As in `predict_classification`.
         batch_dim: The axis of `x` that counts rows.
         progress: As in `predict_classification`.
 

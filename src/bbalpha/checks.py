@@ -24,6 +24,8 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     Traceback (most recent call last):
     ValueError: `n_passes` must be a whole number of at least 1; got 0.
     """
+    if type(value) is int and least <= value <= 2**31:
+        return value
     try:
         count = None if isinstance(value, bool) else operator.index(value)
     except TypeError:

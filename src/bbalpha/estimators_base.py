@@ -238,7 +238,7 @@ class DropoutEstimator(WholeFit):
             raise ValueError("`module` must be given: the networks in the folder are of an architecture of yours.")
         networks = [] if module is None else [model._network(model.n_features_in_, model._n_outputs(), 0) for _ in told]
         with _whole(path):
-            model.networks_ = networks or [build(one["architecture"]) for one in told]
+            model.networks_ = networks or [build(one["architecture"], one["state"]) for one in told]
             model.objectives_ = [model._objective() for _ in told]
             for one, network, objective in zip(told, model.networks_, model.objectives_, strict=True):
                 network.eval().load_state_dict(one["state"])

@@ -107,7 +107,10 @@ def draw_seed(generator: torch.Generator | None) -> int:
     if torch._C._are_functorch_transforms_active():
         with outside_transforms():
             return draw_seed(generator)
-    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
+    return int(torch.empty((), dtype=torch.int64, device=_CPU).random_(generator=generator).item())
+
+
+_CPU = torch.device("cpu")  # whatever the default device
 
 
 def outside_transforms() -> AbstractContextManager[Any]:

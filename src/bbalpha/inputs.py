@@ -92,14 +92,12 @@ class Inputs:
     def kind(self) -> tuple[Any, ...]:
         """What inputs have in common that a model may be run on alike."""
         x, rows = self.x, self.rows
+        few = rows if rows is None or rows < 2 else 2
+        if isinstance(x, Tensor) and x.is_cpu:
+            return few, self.axes, self.batch_dim, torch.is_autocast_enabled("cpu"), x.dtype, x.ndim
         device = self.device.type
-        common = (
-            None if rows is None else min(rows, 2),
-            self.axes,
-            self.batch_dim,
-            device,
-            device != "meta" and torch.is_autocast_enabled(device),
-        )
+        autocast = device != "meta" and torch.is_autocast_enabled(device)
+        common = (few, self.axes, self.batch_dim, autocast, device)
         if isinstance(x, Tensor):
             return *common, x.dtype, x.ndim
         leaves, spec = _flat(x)

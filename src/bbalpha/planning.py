@@ -105,25 +105,21 @@ def _state(module: nn.Module, modules: list[nn.Module], facts: list[Any], seen: 
     modules.append(module)
     attributes = module.__dict__
     kind = type(module)
-    facts += (id(module), kind, chains.hooked(attributes))
     getter = _GETTERS.get(kind) or _getter(kind, attributes)
-    if getter is None:
-        facts.append(getattr(module, "training", None))
+    try:
+        facts.append((id(module), kind, chains.hooked(attributes), getter(attributes)))
+    except KeyError:  # not the attributes of the first of its kind, or none that are known beforehand
+        facts += (id(module), kind, chains.hooked(attributes), getattr(module, "training", None))
         facts += _attributes(attributes, seen)
-    else:
-        try:
-            facts.append(getter(attributes))
-        except KeyError:  # not the attributes of the first of its kind
-            facts += _attributes(attributes, seen)
     for child in module._modules.values():
         if child is not None:
             _state(child, modules, facts, seen)
 
 
 def _getter(kind: type, attributes: dict[str, Any]) -> Any:
-    """Reads the plain attributes of one of torch's own modules; None for others, which may have any."""
+    """Reads the plain attributes of one of torch's own modules; fails for others, which may have any."""
     if not kind.__module__.startswith("torch.nn.modules") or "training" not in attributes:
-        return None
+        return itemgetter(None)
     names = [name for name, value in attributes.items() if type(value) in _PLAIN]
     getter = _GETTERS[kind] = itemgetter("training", *names)
     return getter

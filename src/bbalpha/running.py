@@ -58,7 +58,7 @@ class Plan:
     rows: Rows | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)  # made at every call, and a frozen one takes three times as long
 class Run:
     """One call of `sample`: passes first..first+count of a model on its inputs.
 
