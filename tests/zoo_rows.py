@@ -1,6 +1,6 @@
 """More of the zoo: models in which it is not plain to see what a row is, each with what is known of its rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
@@ -155,10 +155,16 @@ def graph_with_as_many_edges_as_nodes():
 
 
 class Data:
-    """What holds tensors and is none of torch's."""
+    """What holds tensors and is none of torch's; goes through its parts by name, as graphs of libraries do."""
 
     def __init__(self, x: Tensor, edge_index: Tensor) -> None:
         self.x, self.edge_index = x, edge_index
+
+    def keys(self) -> list[str]:
+        return ["x", "edge_index"]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(vars(self).items())
 
 
 @case(NODES, interacts=True, whole=True, may_refuse=True)

@@ -85,7 +85,8 @@ def collect(model: nn.Module, x: Any, passes: Passes, reduce: Reduce, *, row_axi
             f"`x` must be a tensor, a tuple of arguments, a mapping of them, or an iterable of batches; "
             f"got {type(x).__name__}."
         )
-    whole = isinstance(x, (Tensor, tuple, list, Mapping, np.ndarray, PackedSequence)) or not isinstance(x, Iterable)
+    one = isinstance(x, (Tensor, tuple, list, Mapping, np.ndarray, PackedSequence))
+    whole = one or not isinstance(x, Iterable) or hasattr(x, "keys")  # a graph goes through its parts by name
     with steady(draws=passes.seed is None), torch.no_grad():
         seed = draw_seed(None) if passes.seed is None else passes.seed
         try:
