@@ -86,6 +86,7 @@ def test_what_a_model_writes_down_is_handed_back():
             out = super().forward(x)
             self.aux_loss = out.square().mean()
             self.seen = self.__dict__.get("seen", 0) + len(x)
+            self.used, self.history = [self.a], [*self.__dict__.get("history", []), "call"]
             return out
 
     model, x = Experts().eval(), torch.randn(5, 4)
@@ -93,7 +94,16 @@ def test_what_a_model_writes_down_is_handed_back():
     model.aux_loss.backward()
     assert model.a.weight.grad.abs().sum() > 0
     assert model.seen == 15
-    assert isinstance(model.a, nn.Linear)
+    assert model.history == ["call"] * 3
+    assert not hasattr(model, "used")  # layers of the shadow are nothing for the model
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_buffers_that_are_assigned_anew_are_handed_back_in_training_mode_alone(evaluation):
+    model = nn.BatchNorm1d(3).train()
+    with shadowed(model, evaluation=evaluation) as live:
+        live.running_mean = torch.ones(3)
+    assert bool(model.running_mean.any()) != evaluation
 
 
 def test_a_trial_hands_back_nothing_and_wakes_weights_of_0():

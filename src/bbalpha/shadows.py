@@ -35,11 +35,15 @@ class Shadow:
 
     Attributes:
         model: The copy, or the model itself where it has no shadow.
-        pairs: Every module of the model with its copy; empty where there is no shadow.
+        pairs: Every module of the model with its copy.
+        links: Attributes of copies that lead to other copies: (address of the copy, name).
+        evaluation: Whether the copies began in evaluation mode, whatever the model is in.
     """
 
     model: nn.Module
-    pairs: tuple[tuple[nn.Module, nn.Module], ...]
+    pairs: list[tuple[nn.Module, nn.Module]]
+    links: set[tuple[int, str]]
+    evaluation: bool
 
     @classmethod
     def of(cls, model: nn.Module, *, evaluation: bool) -> "Shadow":
@@ -47,22 +51,20 @@ class Shadow:
         copies: dict[int, nn.Module] = {}
         pairs: list[tuple[nn.Module, nn.Module]] = []
         twin = _copied(model, copies, pairs, evaluation)
-        for original, copied in pairs:
-            _relink(original, copied, copies)
-        return cls(twin, tuple(pairs))
+        links = {(id(copied), name) for _, copied in pairs for name in _relink(copied, copies)}
+        return cls(twin, pairs, links, evaluation)
 
     def hand_back(self) -> None:
         """Give the model what its forward assigned: attributes, and buffers of modules in training mode."""
         for original, copied in self.pairs:
-            if type(copied).__module__.startswith("torch.nn."):
-                if copied.training and copied._buffers:
-                    _hand_back_buffers(original, copied)
-                continue
-            if original.training and copied._buffers:
+            if not self.evaluation and original.training and copied._buffers:
                 _hand_back_buffers(original, copied)
+            if type(copied).__module__.startswith("torch.nn."):
+                continue  # torch's own layers write nothing down
             given = original.__dict__
             for name, value in copied.__dict__.items():
-                if name not in _STATE and given.get(name, _LINK) is not value and not _is_link(given.get(name), value):
+                same = name in _STATE or given.get(name, _NOTHING) is value or (id(copied), name) in self.links
+                if not same and not _holds_a_module(value):
                     given[name] = value
 
 
@@ -108,7 +110,7 @@ class NoShadowError(Exception):
 
 _STATE = frozenset(nn.Module().__dict__) | {"_compiled_call_impl"}  # what every module has, looked after by itself
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called")
-_LINK = object()
+_NOTHING = object()
 
 
 class _Eager(nn.Module):
@@ -200,17 +202,23 @@ _PLAIN: frozenset[type] = frozenset(
 _KNOWN_CLEAN: dict[int, "weakref.ref[Any]"] = {}  # objects that were seen to lead to no module
 
 
-def _relink(original: nn.Module, copied: nn.Module, copies: dict[int, nn.Module]) -> None:
-    """Let what `copied` refers to outside of its children (lists of layers, hooks, closures) be copies too."""
+def _relink(copied: nn.Module, copies: dict[int, nn.Module]) -> Iterator[str]:
+    """Let what `copied` refers to outside of its children (lists of layers, hooks, closures) be copies too.
+
+    The names of the attributes that were changed for it.
+    """
     state = copied.__dict__
     for name in ("_forward_hooks", "_forward_pre_hooks"):
         if state[name]:
             state[name] = type(state[name])((key, _relinked_hook(hook, copies)) for key, hook in state[name].items())
-    if type(original).__module__.startswith("torch.nn."):
+    if type(copied).__module__.startswith("torch.nn."):
         return
     for name, value in state.items():
         if type(value) not in _PLAIN and name not in _STATE:
-            state[name] = _relinked(value, copies)
+            linked = _relinked(value, copies)
+            if linked is not value:
+                state[name] = linked
+                yield name
 
 
 def _relinked_hook(hook: Any, copies: dict[int, nn.Module]) -> Any:
@@ -294,17 +302,10 @@ def _leads_to_a_module(value: Any, copies: dict[int, nn.Module], most: int = 20_
     return False
 
 
-def _is_link(given: Any, value: Any) -> bool:
-    """Whether `value` stands in the copy for `given`, since that leads to a module."""
-    return type(given) is type(value) and type(given) not in _PLAIN and _links(given)
-
-
-def _links(value: Any) -> bool:
-    """Whether `value` is, or holds, a module."""
-    if isinstance(value, nn.Module):
-        return True
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return any(_links(v) for v in value)
+def _holds_a_module(value: Any) -> bool:
+    """Whether `value` is a module, or a container with one in it: of the shadow, and nothing for its model."""
     if isinstance(value, dict):
-        return any(_links(v) for v in value.values())
-    return not isinstance(value, Tensor)
+        value = list(value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return any(_holds_a_module(v) for v in value)
+    return isinstance(value, nn.Module)
