@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench tables clean
+.PHONY: demo test lint format bench bench-against tables clean
 .DELETE_ON_ERROR:
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -26,6 +26,9 @@ lint: .venv/.installed
 
 bench: .venv/.installed
 	$(BIN)/python benchmarks/engine.py
+
+bench-against: .venv/.installed
+	$(BIN)/python benchmarks/against.py $(BASE)
 
 tables: .venv/.installed
 	$(BIN)/python docs/make_tables.py

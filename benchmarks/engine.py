@@ -23,12 +23,7 @@ from torch import nn
 from tqdm import tqdm
 
 import bbalpha
-from bbalpha.experiments import results
-from bbalpha.guards import draw_seed
-from bbalpha.inputs import Inputs
-from bbalpha.masks import Passes
 from bbalpha.networks import cnn, mlp
-from bbalpha.planning import find_plan
 
 NETS = {"3x1000": [784, 1000, 1000, 1000, 10], "4x1024": [784, 1024, 1024, 1024, 1024, 10]}
 LONG_ROUND = 8.0  # seconds; cases whose rounds take longer get a third of the rounds
@@ -175,14 +170,26 @@ def peak_memory(code):
 # ------------------------------------------------------------------------------ cases: each yields rows
 
 
-def case_train(net_name, K, batch, rounds):
+def timed(make):
+    """A case out of a function (net name, K, batch) -> {way: step}, whose first way is the unit."""
+
+    def case(net_name, K, batch, rounds):
+        ways = make(net_name, K, batch)
+        return interleaved(ways, rounds, next(iter(ways)))
+
+    case.ways = make
+    return case
+
+
+@timed
+def case_train(net_name, K, batch):
     net = mlp(NETS[net_name])
     x, y = torch.rand(batch, 784), torch.randint(10, (batch,))
-    ways = {"products": products(net, K * batch, True), **train_ways(net, x, y, K, max(1, K // 10))}
-    return interleaved(ways, rounds, "products")
+    return {"products": products(net, K * batch, True), **train_ways(net, x, y, K, max(1, K // 10))}
 
 
-def case_predict(net_name, K, batch, rounds):
+@timed
+def case_predict(net_name, K, batch):
     net = mlp(NETS[net_name]).eval()
     x = torch.rand(batch, 784)
     one = products(net, batch, False)
@@ -191,13 +198,13 @@ def case_predict(net_name, K, batch, rounds):
         for _ in range(K):
             one()
 
-    return interleaved({"products": unit, **predict_ways(net, x, K)}, rounds, "products")
+    return {"products": unit, **predict_ways(net, x, K)}
 
 
-def case_cnn(_, K, batch, rounds):
+@timed
+def case_cnn(_, K, batch):
     net, x, y = cnn(), torch.rand(batch, 1, 28, 28), torch.randint(10, (batch,))
-    ways = {"torch-one-pass": train_ways(net, x, y, 1)["loop"], **train_ways(net, x, y, K)}
-    return interleaved(ways, rounds, "torch-one-pass")
+    return {"torch-one-pass": train_ways(net, x, y, 1)["loop"], **train_ways(net, x, y, K)}
 
 
 class Encoder(nn.Module):
@@ -214,15 +221,14 @@ class Encoder(nn.Module):
         return self.head(self.encoder(self.embedding(x)).mean(1))
 
 
-def case_encoder(_, K, batch, rounds):
+@timed
+def case_encoder(_, K, batch):
     net, x, y = Encoder(), torch.randint(1000, (batch, 32)), torch.randint(10, (batch,))
-    ways = train_ways(net, x, y, K)
-    one = train_ways(net, x, y, 1)["loop"]
-    return interleaved({"torch-one-pass": one, **ways}, rounds, "torch-one-pass")
+    return {"torch-one-pass": train_ways(net, x, y, 1)["loop"], **train_ways(net, x, y, K)}
 
 
-def case_tiny(_, K, batch, rounds):
-    """One hidden layer of 50, one thread: nothing but overhead."""
+def tiny_ways(_, K, batch):
+    """{way: step} of one hidden layer of 50: nothing but overhead; training steps and passes without gradient."""
     net, x, y = mlp([13, 50, 1], dropout=0.05), torch.rand(batch, 13), torch.rand(batch, 1)
 
     def step(outputs):
@@ -239,19 +245,31 @@ def case_tiny(_, K, batch, rounds):
         "ours": lambda: bbalpha.sample(net, x, K),
         "ours-shared": lambda: bbalpha.sample(net, x, K, masks="shared"),
     }
+    kinds = (("", step), ("-predict", predicted))
+    return {name + kind: (lambda o=o, a=around: a(o)) for kind, around in kinds for name, o in passes.items()}
+
+
+def case_tiny(net_name, K, batch, rounds):
+    """On one thread."""
     torch.set_num_threads(1)
     try:
-        rows = []
-        for kind, around in (("", step), ("-predict", predicted)):
-            ways = {name: (lambda o=o, around=around: around(o)) for name, o in passes.items()}
-            rows += [{**r, "way": r["way"] + kind} for r in interleaved(ways, 40 * rounds, "loop")]
-        return rows
+        ways = tiny_ways(net_name, K, batch)
+        kinds = [{n: w for n, w in ways.items() if n.endswith("-predict") == alone} for alone in (False, True)]
+        return [row for kind in kinds for row in interleaved(kind, 40 * rounds, next(iter(kind)))]
     finally:
         torch.set_num_threads(2)
 
 
+case_tiny.ways = tiny_ways
+
+
 def case_profile(_, K, batch, rounds):
     """Where a call of `sample` on the tiny net spends its time, part by part."""
+    from bbalpha.guards import draw_seed
+    from bbalpha.inputs import Inputs
+    from bbalpha.masks import Passes
+    from bbalpha.planning import find_plan
+
     net, x = mlp([13, 50, 1], dropout=0.05), torch.rand(batch, 13)
     inputs, passes = Inputs.of(x, 0), Passes(0, 0, K)
     drawn = [((batch, 13), 0.05), ((batch, 50), 0.05)]
@@ -355,6 +373,8 @@ QUICK = [("tiny", case_tiny, "1x50", 5, 8), ("growth", case_growth, "2 layers", 
 
 
 def main():
+    from bbalpha.experiments import results
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks.json"))
     parser.add_argument("--rounds", type=int, default=15)

@@ -190,15 +190,24 @@ def _cut(
         units, cut, scale = words.view(torch.int32), 2**31 - kept, 2**32 / kept
     threshold: int | None = cut - 1
     if factors is not None:
-        units, threshold = (units >= cut).to(factors).mul_(scale), None
+        kept_units, threshold = units >= cut, None
+        exact = factors == torch.get_default_dtype()  # the type that a product with a number comes out in
+        units = kept_units.mul(scale) if exact else kept_units.to(factors).mul_(scale)
     elif per_word == 2:
         units, threshold = (units >= cut).view(torch.int8), 0
     noises, start = [], 0
     for span, shape in zip(spans, shapes, strict=True):
-        own = units.narrow(1, start, math.prod(shape))
-        noises.append(Noise(own.view(units.shape[0], *shape), threshold, scale))
+        noises.append(Noise(_part(units, start, shape), threshold, scale))
         start += span * per_word
     return noises
+
+
+def _part(units: Tensor, start: int, shape: Sequence[int]) -> Tensor:
+    """Units of each row of `units` from `start` on, as (count, *shape); a view, in one step where two cost as much."""
+    strides = [1]
+    for n in reversed(shape):
+        strides.append(strides[-1] * n)
+    return units.as_strided((units.shape[0], *shape), (units.stride(0), *strides[-2::-1]), start)
 
 
 def _draw_on(
