@@ -27,8 +27,9 @@ LARGEST = 10_000  # passes times rows; larger cases take minutes a row and show 
 
 def work():
     """The process of one tree: a case, then bursts of its ways, as asked for on the standard input."""
-    import engine
     import torch
+
+    import engine
 
     ways = {}
     for line in sys.stdin:

@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from sklearn import datasets
 
-from bbalpha.estimators_choices import RATES
+from bbalpha.estimators.choices import RATES
 from bbalpha.experiments.results import Ledger
-from bbalpha.feed import order
-from bbalpha.population import Member, fit_population
+from bbalpha.training.feed import order
+from bbalpha.training.population import Member, fit_population
 
 Table = tuple[NDArray[np.float64], NDArray[np.float64]]
 Kind = tuple[float, float, float]  # rates at hidden units and inputs, l

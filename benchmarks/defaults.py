@@ -28,12 +28,12 @@ from tqdm import tqdm
 
 from bbalpha.data import UCIData, load_uci
 from bbalpha.estimators import BBAlphaRegressor
-from bbalpha.estimators_choices import best_candidate, candidates, train_together
+from bbalpha.estimators.choices import best_candidate, candidates, train_together
 from bbalpha.experiments.results import Ledger
 from bbalpha.experiments.scoring import scores
-from bbalpha.population import Population
 from bbalpha.prediction import predict_regression
 from bbalpha.predictive import RegressionPrediction
+from bbalpha.training.population import Population
 
 SETS = ("boston", "yacht", "energy", "concrete", "wine", "kin8nm", "power", "naval", "protein")
 ALPHAS = (0.0, 0.5, 1.0)

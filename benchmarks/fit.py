@@ -25,8 +25,8 @@ from bbalpha.checkpoint import versions
 from bbalpha.estimators import BBAlphaRegressor
 from bbalpha.networks import mlp
 from bbalpha.objectives import GaussianNLL
-from bbalpha.population import Member, fit_population
 from bbalpha.training import fit
+from bbalpha.training.population import Member, fit_population
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bbalpha
-from bbalpha.masks import Passes
+from bbalpha._kernels import Passes
 
 
 @dataclass(frozen=True)

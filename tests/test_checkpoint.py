@@ -9,7 +9,8 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from bbalpha import checkpoint, folders
+from bbalpha import _files as folders
+from bbalpha import checkpoint
 from bbalpha.checkpoint import CorruptModelError, build, describe, load, read_folder, save, write_folder
 from bbalpha.layers import Dropout
 from bbalpha.networks import cnn, mlp

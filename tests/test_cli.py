@@ -78,7 +78,7 @@ def test_data_fetch_prints_the_files(run, data_folder):
 def test_data_fetch_that_fails_is_one_line(run, data_folder, monkeypatch):
     from dataclasses import replace
 
-    from bbalpha.sources import TABLES
+    from bbalpha.data.sources import TABLES
 
     gone = (data_folder / "gone.txt").as_uri()
     monkeypatch.setitem(TABLES, "yacht", replace(TABLES["yacht"], urls=(gone,)))

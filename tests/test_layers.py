@@ -12,12 +12,12 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 import bbalpha
 from bbalpha import ConcreteDropout, DropConnectLinear, Dropout, GaussianDropout, GaussianLinear, sample
+from bbalpha._engine.inputs import Inputs
+from bbalpha._engine.tracing import trace
+from bbalpha._kernels import Passes
 from bbalpha.divergences import LinearGaussian, large_data_energy
-from bbalpha.inputs import Inputs
 from bbalpha.layers import DropConnectConv1d, DropConnectConv2d, DropConnectConv3d, DropConnectGRU, DropConnectLSTM
-from bbalpha.masks import Passes
 from bbalpha.priors import keep_probabilities, param_groups, prior_kl
-from bbalpha.tracing import trace
 
 
 def behind(layer, width=8):

@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bbalpha
-from bbalpha import batches, prediction
+from bbalpha import prediction
+from bbalpha._engine import batches
 
 net = lambda C=3: nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, C))  # noqa: E731
 

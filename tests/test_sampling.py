@@ -9,7 +9,8 @@ from torch import nn
 
 import bbalpha
 import reference
-from bbalpha import chains, sample
+from bbalpha import sample
+from bbalpha._engine import chains
 from bbalpha.networks import mlp
 
 STRATEGIES = ["loop", "repeat", "vmap", "auto"]

@@ -5,12 +5,18 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bbalpha._engine.sites import stochastic
     from bbalpha.attacks import fgsm, iterative_fgsm
     from bbalpha.checkpoint import load, save
     from bbalpha.convert import Audit, add_dropout, audit, remove_dropout
     from bbalpha.detection import Detector
-    from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor, load_estimator
-    from bbalpha.estimators_cv import BBAlphaClassifierCV, BBAlphaRegressorCV
+    from bbalpha.estimators import (
+        BBAlphaClassifier,
+        BBAlphaClassifierCV,
+        BBAlphaRegressor,
+        BBAlphaRegressorCV,
+        load_estimator,
+    )
     from bbalpha.layers import (
         ConcreteDropout,
         DropConnect,
@@ -37,16 +43,21 @@ if TYPE_CHECKING:
     from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
     from bbalpha.priors import param_groups, prior_kl
     from bbalpha.sampling import sample
-    from bbalpha.sites import stochastic
     from bbalpha.training import History, fit
 
 _HOMES = {
+    "_engine.sites": ["stochastic"],
     "attacks": ["fgsm", "iterative_fgsm"],
     "checkpoint": ["load", "save"],
     "convert": ["Audit", "add_dropout", "audit", "remove_dropout"],
     "detection": ["Detector"],
-    "estimators": ["BBAlphaClassifier", "BBAlphaRegressor", "load_estimator"],
-    "estimators_cv": ["BBAlphaClassifierCV", "BBAlphaRegressorCV"],
+    "estimators": [
+        "BBAlphaClassifier",
+        "BBAlphaClassifierCV",
+        "BBAlphaRegressor",
+        "BBAlphaRegressorCV",
+        "load_estimator",
+    ],
     "layers": [
         "ConcreteDropout",
         "DropConnect",
@@ -73,7 +84,6 @@ _HOMES = {
     "predictive": ["ClassificationPrediction", "RegressionPrediction"],
     "priors": ["param_groups", "prior_kl"],
     "sampling": ["sample"],
-    "sites": ["stochastic"],
     "training": ["History", "fit"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -20,13 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bbalpha._engine.guards import steady
+from bbalpha._engine.inputs import Inputs
+from bbalpha._engine.planning import Masks, run_passes
+from bbalpha._kernels import pass_seed
 from bbalpha.checks import check_count, check_floating, check_model
-from bbalpha.guards import steady
-from bbalpha.inputs import Inputs
-from bbalpha.masks import pass_seed
 from bbalpha.onepass import is_random, logits_once
 from bbalpha.prediction import as_logits
-from bbalpha.sampling import Masks, run_passes
 
 Clip = tuple[float, float] | None
 

@@ -16,13 +16,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bbalpha.batches import Passes, collect
+from bbalpha._engine.batches import Passes, collect
+from bbalpha._engine.inputs import BatchDim
+from bbalpha._engine.planning import Masks
 from bbalpha.checks import check_real, check_same_shape
-from bbalpha.inputs import BatchDim
 from bbalpha.objectives import cross_entropy, gaussian_nll
 from bbalpha.prediction import as_logits, predict_regression
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction, check_coverage
-from bbalpha.sampling import Masks
 
 IntervalScore = Literal["quantile", "std", "absolute"]
 SetScore = Literal["probability", "cumulative"]

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bbalpha import folders
+from bbalpha import _files as folders
 from bbalpha.checks import check_model
 from bbalpha.layers import Dropout
 

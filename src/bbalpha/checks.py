@@ -160,3 +160,15 @@ def check_weight(weight: Tensor, values: Tensor) -> Tensor:
     if readable(weight) and not bool((weight >= 0).all() & weight.isfinite().all()):
         raise ValueError("`sample_weight` must be finite and not negative; got a value that is not.")
     return weight.reshape(-1, *[1] * (values.ndim - 1))
+
+
+def check_masks(masks: Any) -> None:
+    """Refuse what is no way to share masks."""
+    if masks not in ("per_example", "shared"):
+        raise ValueError(f'`masks` must be "per_example" or "shared"; got {masks!r}.')
+
+
+def check_seed(seed: Any) -> None:
+    """Refuse what is no seed."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise TypeError(f"`seed` must be an int or None; got {type(seed).__name__}.")

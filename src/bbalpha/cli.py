@@ -84,7 +84,7 @@ def doctor(
 def data_list() -> None:
     """Print the data sets of the paper, and where each was found."""
     with mistakes():
-        from bbalpha.data import catalogue
+        from bbalpha.data.sets import catalogue
 
         entries = catalogue()
     for entry in entries:
@@ -98,7 +98,7 @@ def data_fetch(
 ) -> None:
     """Download data sets that are not on this machine into the cache folder, and print where they are."""
     with mistakes():
-        from bbalpha.data import catalogue, fetch
+        from bbalpha.data.sets import catalogue, fetch
 
         for name in names or [entry.name for entry in catalogue() if entry.name != "year"]:  # year: 200 MB
             for path in fetch(name):
@@ -210,9 +210,9 @@ def _made(factory: str, shape: str, batch_dim: int) -> "tuple[nn.Module, Any]":
             )
         x = torch.randn(_sizes(shape))
 
-    from bbalpha.inputs import Inputs
-    from bbalpha.shadows import shadowed
-    from bbalpha.sites import switched_on
+    from bbalpha._engine.inputs import Inputs
+    from bbalpha._engine.shadows import shadowed
+    from bbalpha._engine.sites import switched_on
 
     inputs = Inputs.of(x, batch_dim)
     with torch.no_grad(), shadowed(model, evaluation=False, use="trial") as live, switched_on(live):

@@ -20,9 +20,13 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 
+from bbalpha._engine.guards import steady
+from bbalpha._engine.inputs import BatchDim, Inputs
+from bbalpha._engine.planning import find_plan
+from bbalpha._engine.running import Run
+from bbalpha._engine.sites import INSERTED, is_norm
+from bbalpha._engine.tracing import Site, Trace, trace
 from bbalpha.checks import check_count, check_model
-from bbalpha.guards import steady
-from bbalpha.inputs import BatchDim, Inputs
 from bbalpha.layers import (
     DropConnect,
     DropConnectConv1d,
@@ -34,10 +38,6 @@ from bbalpha.layers import (
     Dropout,
     GaussianLinear,
 )
-from bbalpha.planning import find_plan
-from bbalpha.running import Run
-from bbalpha.sites import INSERTED, is_norm
-from bbalpha.tracing import Site, Trace, trace
 
 Model = TypeVar("Model", bound=nn.Module)
 Before = Literal["linear", "all"] | Callable[..., bool]

@@ -22,7 +22,8 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from bbalpha import folders, metrics
+from bbalpha import _files as folders
+from bbalpha import metrics
 from bbalpha.checks import check_model
 from bbalpha.onepass import is_random, predict_once
 from bbalpha.prediction import predict_classification

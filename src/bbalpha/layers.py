@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bbalpha import masks
+from bbalpha import _kernels as masks
 
 
 class Dropout(nn.Dropout):
@@ -329,7 +329,7 @@ class GaussianLinear(nn.Linear):
 
 
 class Draws(Protocol):
-    """Where random numbers come from: torch's generator, or the passes of `sample` (`bbalpha.interception`)."""
+    """Where random numbers come from: torch's generator, or the passes of `sample` (`bbalpha._engine.interception`)."""
 
     @property
     def shared(self) -> bool:

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bbalpha._torch import apply_function
 from bbalpha.checks import (
     check_alpha,
     check_class_axis,
@@ -403,18 +404,6 @@ def _log_mean_exp(losses: Tensor, alpha: float) -> Tensor:
     # nearly the mean, to which losses of any size count: in units in which the sum of K cannot overflow
     unit = 0.5 ** losses.shape[0].bit_length()
     return apply_function(_AlphaLoss, losses * unit, alpha / unit) / unit
-
-
-def apply_function(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    """function.apply(*args); outside of torch.func transforms without the binding of default arguments.
-
-    That binding costs 0.1 ms a call, more than a small network takes.
-    """
-    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
-        out: Tensor = function.apply(*args)
-    else:
-        out = super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
-    return out
 
 
 _LEAST = torch.tensor(-0.5, device="cpu")

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bbalpha.inputs import Inputs
-from bbalpha.planning import look_at
+from bbalpha._engine.inputs import Inputs
+from bbalpha._engine.planning import look_at
+from bbalpha._engine.shadows import shadowed
 from bbalpha.prediction import as_logits
 from bbalpha.predictive import ClassificationPrediction
-from bbalpha.shadows import shadowed
 
 
 def is_random(model: nn.Module, x: Any) -> bool:

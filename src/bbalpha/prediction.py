@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bbalpha.batches import Passes, collect
+from bbalpha._engine.batches import Passes, collect
+from bbalpha._engine.inputs import BatchDim
+from bbalpha._engine.planning import Masks
 from bbalpha.checks import check_class_axis, check_number
-from bbalpha.inputs import BatchDim
 from bbalpha.objectives import logits_of, mean_and_log_precision
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
-from bbalpha.sampling import Masks
 
 _BLOCK = 2**22  # numbers worked on at a time
 

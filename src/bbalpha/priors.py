@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from bbalpha._engine.sites import INSERTED, is_norm
 from bbalpha.layers import ConcreteDropout, DropConnect, GaussianDropout
-from bbalpha.sites import INSERTED, is_norm
 
 
 @runtime_checkable

@@ -2,31 +2,24 @@
 
 Pass k draws from generators seeded by (seed, k), whatever the strategy, so all strategies agree:
 
-    chain    nn.Sequential of plain layers: kernels of our own (`bbalpha.chains`), picked by "auto"
+    chain    nn.Sequential of plain layers: kernels of our own (`bbalpha._engine.chains`), picked by "auto"
     loop     the model is called K times; always right
     repeat   the batch is repeated K times and the model called once
     vmap     `torch.func.vmap` over the pass: what does not depend on a random draw is computed once
 
 "auto" traces the model once, tries the cheaper strategies on a few rows, keeps the first that gives what the
-loop gives, and remembers the choice for the next call (`bbalpha.planning`). The model itself is never touched: what
-runs is a shadow of it (`bbalpha.shadows`).
+loop gives, and remembers the choice for the next call (`_engine/planning.py`). The model itself is never touched:
+what runs is a shadow of it (`_engine/shadows.py`).
 """
 
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from bbalpha.checks import check_count, check_model
-from bbalpha.drawing import NotShareableError, NotStackableError
-from bbalpha.guards import draw_seed, heed_interrupt, steady
-from bbalpha.inputs import BatchDim, Inputs
-from bbalpha.planning import Strategy, find_plan
-from bbalpha.rows import refused
-from bbalpha.running import Plan, Run, Witness
-
-Masks = Literal["per_example", "shared"]
+from bbalpha._engine.inputs import BatchDim, Inputs
+from bbalpha._engine.planning import Masks, Strategy, run_passes
+from bbalpha.checks import check_count, check_masks, check_model, check_seed
 
 
 def sample(
@@ -78,63 +71,3 @@ def sample(
     check_seed(seed)
     inputs = Inputs.of(x, batch_dim, model=model)
     return run_passes(model, inputs, n_passes, masks=masks, strategy=strategy, chunk_size=chunk_size, seed=seed)
-
-
-def run_passes(
-    model: nn.Module,
-    inputs: Inputs,
-    n_passes: int,
-    *,
-    masks: Masks,
-    seed: int | None,
-    strategy: Strategy = "auto",
-    chunk_size: int | None = None,
-    evaluation: bool = False,
-    plan: Plan | None = None,
-    witness: Witness | None = None,
-) -> Any:
-    """`sample` of what was checked; with `evaluation`, as if the caller had called ``model.eval()`` before.
-
-    A `witness` is told, with shared masks, which modules drew in each pass.
-    """
-    shared = masks == "shared"
-    with steady(draws=seed is None):
-        base = draw_seed(None) if seed is None else seed
-        plan = plan or find_plan(model, inputs, strategy, shared, evaluation)
-        if plan.rows is not None and plan.rows.axes != inputs.axes:
-            inputs = replace(inputs, axes=plan.rows.axes)
-        _check_plan(plan, seed)
-        run = Run(model, inputs, plan, base, shared, evaluation, witness=witness)
-        try:
-            return run.all(n_passes, chunk_size)
-        except NotStackableError as error:  # what was tried on a few rows does not hold here
-            heed_interrupt(error)
-            return replace(run, plan=replace(plan, strategy="loop")).all(n_passes, chunk_size)
-        except NotShareableError as error:
-            raise ValueError(refused(error)) from error
-
-
-def _check_plan(plan: Plan, seed: int | None) -> None:
-    """Refuse what the plan cannot keep."""
-    if plan.recomputes and torch.is_grad_enabled():
-        raise ValueError(
-            "`model` must not recompute its activations (gradient checkpointing): the backward would draw other masks. "
-            "Switch that off and let `chunk_size` bound the memory."
-        )
-    if plan.own and seed is not None:
-        raise ValueError(
-            "`seed` cannot be kept: the passes of this model differ by a generator of its own. Use seed=None, or let "
-            "it draw from torch."
-        )
-
-
-def check_masks(masks: Any) -> None:
-    """Refuse what is no way to share masks."""
-    if masks not in ("per_example", "shared"):
-        raise ValueError(f'`masks` must be "per_example" or "shared"; got {masks!r}.')
-
-
-def check_seed(seed: Any) -> None:
-    """Refuse what is no seed."""
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise TypeError(f"`seed` must be an int or None; got {type(seed).__name__}.")

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from bbalpha._engine.planning import Masks
 from bbalpha.attacks import fgsm, iterative_fgsm
 from bbalpha.checkpoint import newest_state, write_state
 from bbalpha.experiments import adversarial_figures as figures
 from bbalpha.experiments.adversarial_victims import QUICK, Config, Digits, Victim, seeded, trained
 from bbalpha.experiments.results import Ledger
-from bbalpha.sampling import Masks
 
 Array = np.ndarray[Any, Any]
 _BATCH = 500  # rows at a time, which share masks on a walk

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tqdm import trange
 
 from bbalpha import checkpoint, metrics
-from bbalpha.data import load_mnist
+from bbalpha.data.sets import load_mnist
 from bbalpha.detection import Detector
 from bbalpha.networks import mlp
 from bbalpha.objectives import CrossEntropy
@@ -22,7 +22,7 @@ from bbalpha.onepass import predict_once
 from bbalpha.prediction import predict_classification
 from bbalpha.predictive import ClassificationPrediction
 from bbalpha.priors import param_groups
-from bbalpha.training import cosine, fit
+from bbalpha.training.fitting import cosine, fit
 
 
 @dataclass(frozen=True)

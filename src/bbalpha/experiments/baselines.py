@@ -27,7 +27,7 @@ from bbalpha.layers import GaussianLinear
 from bbalpha.objectives import GaussianNLL
 from bbalpha.prediction import predict_regression
 from bbalpha.predictive import RegressionPrediction
-from bbalpha.training import cosine, fit
+from bbalpha.training.fitting import cosine, fit
 
 Rows = npt.NDArray[np.float64] | Tensor
 Method = Callable[..., dict[str, float]]

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from bbalpha._engine.planning import Masks
 from bbalpha.experiments import mnist
 from bbalpha.experiments.mnist import NO_SCORES, NO_STRANGERS, Curve, Digits, Row, mean_error
 from bbalpha.experiments.results import Ledger
@@ -28,8 +29,7 @@ from bbalpha.objectives import CrossEntropy
 from bbalpha.onepass import predict_once
 from bbalpha.prediction import predict_classification
 from bbalpha.predictive import ClassificationPrediction
-from bbalpha.sampling import Masks
-from bbalpha.training import Progress, cosine, fit
+from bbalpha.training.fitting import Progress, cosine, fit
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from bbalpha import data, metrics
 from bbalpha.checkpoint import newest_state, write_state
 from bbalpha.experiments import results
-from bbalpha.feed import order, step_seed
 from bbalpha.predictive import ClassificationPrediction
+from bbalpha.training.feed import order, step_seed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

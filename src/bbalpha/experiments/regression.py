@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from bbalpha.data import UCIData, load_uci
+from bbalpha.data.sets import UCIData, load_uci
 from bbalpha.experiments.results import Ledger
 from bbalpha.experiments.search import Choice, Plan, plan_for, search
 from bbalpha.experiments.variants import VARIANTS, Job, fit_and_score

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bbalpha.feed import order
-from bbalpha.population import Member, fit_population
+from bbalpha.training.feed import order
+from bbalpha.training.population import Member, fit_population
 
 _WIDE = ("protein", "year")  # 100 hidden units in the paper, else 50
 _N_FOLDS = 5  # a fifth of the training part is validation

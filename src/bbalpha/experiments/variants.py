@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from bbalpha.data import UCIData
+from bbalpha.data.sets import UCIData
 from bbalpha.experiments.scoring import scores
 from bbalpha.experiments.search import Choice, Plan, member, plain
-from bbalpha.population import Member, Population, fit_population
 from bbalpha.prediction import predict_regression
 from bbalpha.predictive import RegressionPrediction
-from bbalpha.stacked import Heads, Likelihood
+from bbalpha.training.population import Member, Population, fit_population
+from bbalpha.training.stacked import Heads, Likelihood
 
 _APART = 1000  # seeds of the networks of an ensemble differ by this
 

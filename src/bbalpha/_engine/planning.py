@@ -1,0 +1,378 @@
+"""How to run a model: traced once, tried on a few rows, remembered for as long as the model is what it was.
+
+The cheaper strategies are tried in turn, and the first that gives what separate passes give is taken. A plan belongs to
+a model in a state: its modules, their flags, hooks and plain attributes are compared at every call, and whatever has
+changed leads to a new plan.
+"""
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import replace
+from operator import itemgetter
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_flatten
+
+from bbalpha._engine import chains, tracing
+from bbalpha._engine.drawing import NotShareableError, NotStackableError
+from bbalpha._engine.guards import draw_seed, heed_interrupt, steady
+from bbalpha._engine.inputs import Inputs
+from bbalpha._engine.rows import Places, Rows, a_few, find_rows, near, refused
+from bbalpha._engine.running import Plan, Run, Witness
+from bbalpha._engine.sites import may_be_random
+from bbalpha._engine.tracing import Trace, trace
+from bbalpha._torch import outside_transforms
+from bbalpha.layers import DropConnectLinear, GaussianLinear
+
+Masks = Literal["per_example", "shared"]
+Strategy = Literal["auto", "vmap", "repeat", "loop"]
+Key = tuple[Any, ...]
+_PASSES = 3  # that have to agree on whether rows depend on each other: one may have lost the path they do so on
+
+
+class _Memory:
+    """What was found out about a model in one state.
+
+    Attributes:
+        modules: Its modules; a new one may have the address of an old one, so the address does not tell.
+        plans: By inputs and options.
+        rows: By inputs and the modules that are switched on.
+    """
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self.modules = [weakref.ref(m) for m in modules]
+        self.plans: dict[Key, Plan] = {}
+        self.rows: dict[Key, Rows | None] = {}
+
+    def holds(self, modules: list[nn.Module]) -> bool:
+        """Whether these are the modules it was made for."""
+        for ref, m in zip(self.modules, modules, strict=True):  # noqa: SIM110 - half the time of all()
+            if ref() is not m:
+                return False
+        return True
+
+
+_MEMORY: "WeakKeyDictionary[nn.Module, dict[Key, _Memory]]" = WeakKeyDictionary()
+
+
+def run_passes(
+    model: nn.Module,
+    inputs: Inputs,
+    n_passes: int,
+    *,
+    masks: Masks,
+    seed: int | None,
+    strategy: Strategy = "auto",
+    chunk_size: int | None = None,
+    evaluation: bool = False,
+    plan: Plan | None = None,
+    witness: Witness | None = None,
+) -> Any:
+    """`sample` of what was checked; with `evaluation`, as if the caller had called ``model.eval()`` before.
+
+    A `witness` is told, with shared masks, which modules drew in each pass.
+    """
+    shared = masks == "shared"
+    with steady(draws=seed is None):
+        base = draw_seed(None) if seed is None else seed
+        plan = plan or find_plan(model, inputs, strategy, shared, evaluation)
+        if plan.rows is not None and plan.rows.axes != inputs.axes:
+            inputs = replace(inputs, axes=plan.rows.axes)
+        _check_plan(plan, seed)
+        run = Run(model, inputs, plan, base, shared, evaluation, witness=witness)
+        try:
+            return run.all(n_passes, chunk_size)
+        except NotStackableError as error:  # what was tried on a few rows does not hold here
+            heed_interrupt(error)
+            return replace(run, plan=replace(plan, strategy="loop")).all(n_passes, chunk_size)
+        except NotShareableError as error:
+            raise ValueError(refused(error)) from error
+
+
+def _check_plan(plan: Plan, seed: int | None) -> None:
+    """Refuse what the plan cannot keep."""
+    if plan.recomputes and torch.is_grad_enabled():
+        raise ValueError(
+            "`model` must not recompute its activations (gradient checkpointing): the backward would draw other masks. "
+            "Switch that off and let `chunk_size` bound the memory."
+        )
+    if plan.own and seed is not None:
+        raise ValueError(
+            "`seed` cannot be kept: the passes of this model differ by a generator of its own. Use seed=None, or let "
+            "it draw from torch."
+        )
+
+
+def find_plan(model: nn.Module, inputs: Inputs, strategy: Strategy, shared: bool, evaluation: bool) -> Plan:
+    """The remembered plan for this model in this state and inputs of this kind, made where there is none."""
+    memory = _remembered(model)
+    key = (inputs.kind, strategy, shared, evaluation)
+    plan = memory.plans.get(key)
+    if plan is None:
+        given = inputs.concrete()
+        try:
+            with outside_transforms():
+                plan = _make_plan(model, given, strategy, shared, evaluation, memory)
+        except NotShareableError as error:
+            raise ValueError(refused(error)) from error
+        if plan.rows is None or plan.rows.certain:
+            memory.plans[key] = plan
+    return plan
+
+
+def _remembered(model: nn.Module) -> _Memory:
+    """What is known of `model` in the state it is in."""
+    modules: list[nn.Module] = []
+    facts: list[Any] = []
+    _state(model, modules, facts, {})
+    state = tuple(facts)
+    states = _MEMORY.get(model)
+    memory = None if states is None else states.get(state)
+    if memory is None or not memory.holds(modules):
+        states = _MEMORY.setdefault(model, {})
+        if len(states) > 16:
+            states.clear()
+        memory = states[state] = _Memory(modules)
+    elif len(memory.plans) > 32:
+        memory.plans.clear()
+    return memory
+
+
+# ------------------------------------------------------------------------------ the state of a model
+
+
+_PLAIN = frozenset((int, float, str, bool, type(None), bytes, complex))
+_OWN = frozenset(nn.Module().__dict__)
+_GETTERS: dict[type, Any] = {}  # of the plain attributes of torch's own modules
+
+
+def _state(module: nn.Module, modules: list[nn.Module], facts: list[Any], seen: dict[int, None]) -> None:
+    """What a plan hangs on, module by module; `modules()` would take three times as long."""
+    modules.append(module)
+    attributes = module.__dict__
+    kind = type(module)
+    getter = _GETTERS.get(kind) or _getter(kind, attributes)
+    try:
+        facts.append((id(module), kind, chains.hooked(attributes), getter(attributes)))
+    except KeyError:  # not the attributes of the first of its kind, or none that are known beforehand
+        facts += (id(module), kind, chains.hooked(attributes), getattr(module, "training", None))
+        facts += _attributes(attributes, seen)
+    for child in module._modules.values():
+        if child is not None:
+            _state(child, modules, facts, seen)
+
+
+def _getter(kind: type, attributes: dict[str, Any]) -> Any:
+    """Reads the plain attributes of one of torch's own modules; fails for others, which may have any."""
+    if not kind.__module__.startswith("torch.nn.modules") or "training" not in attributes:
+        return itemgetter(None)
+    names = [name for name, value in attributes.items() if type(value) in _PLAIN]
+    getter = _GETTERS[kind] = itemgetter("training", *names)
+    return getter
+
+
+def _attributes(attributes: dict[str, Any], seen: dict[int, None]) -> Iterable[Any]:
+    """Names and values of attributes that may steer a forward; of objects their own attributes too, one level deep."""
+    for name, value in attributes.items():
+        kind = type(value)
+        if kind in _PLAIN:
+            yield name, value
+        elif name in _OWN:
+            continue
+        elif isinstance(value, Tensor):
+            yield name, id(value), value._version
+        elif kind in (list, tuple, set, frozenset):
+            yield name, tuple(v if type(v) in _PLAIN else id(v) for v in list(value)[:64])
+        elif kind is dict:
+            yield name, tuple((k, v) for k, v in list(value.items())[:64] if type(v) in _PLAIN)
+        else:
+            yield name, id(value)
+            if id(value) not in seen and not isinstance(value, (nn.Module, type)):
+                seen[id(value)] = None
+                yield from ((k, v) for k, v in getattr(value, "__dict__", {}).items() if type(v) in _PLAIN)
+
+
+# ------------------------------------------------------------------------------ making a plan
+
+
+def _make_plan(
+    model: nn.Module, inputs: Inputs, strategy: Strategy, shared: bool, evaluation: bool, memory: _Memory
+) -> Plan:
+    layers = chains.find(model) or () if isinstance(inputs.x, Tensor) and inputs.batch_dim == 0 else ()
+    if strategy == "auto" and layers and model not in layers and chains.is_dense(layers, inputs.x):
+        return Plan("chain", layers=layers, rows=_rows_of_a_chain(layers, inputs.x))
+    _check_runnable(model)
+    few, seen = look_at(model, inputs, evaluation=evaluation)
+    if not any(isinstance(t, Tensor) for t in tree_flatten(seen.output)[0]):
+        raise TypeError(
+            "`model` must return tensors, alone or in tuples, lists, dicts or a ModelOutput; "
+            f"got {type(seen.output).__name__}."
+        )
+    _check_structure(model, few, seen, evaluation)
+    only, seen = tracing.least_switched(model, few, seen, evaluation=evaluation)
+    plain = Plan(
+        "loop", hidden=bool(seen.hidden), foreign=seen.foreign, moves=seen.moved, recomputes=seen.recomputes, only=only,
+        located=any(isinstance(m, (DropConnectLinear, GaussianLinear)) for m in model.modules()),
+    )  # fmt: skip
+    if inputs.rows == 0:  # for no rows, compiled code draws nothing
+        return plain
+    plain = _check_random(model, few, seen, plain, evaluation)
+    if shared or evaluation or plain.located or strategy in ("auto", "repeat"):
+        key = (inputs.kind, plain.only)
+        rows = memory.rows[key] if key in memory.rows else _rows(model, inputs, plain) if inputs.rows else None
+        if rows is not None:
+            plain, few = replace(plain, rows=rows), rows.tried_on(inputs)
+        if rows is None or rows.certain:
+            memory.rows[key] = rows
+    return _cheapest(model, few, seen, plain, layers, strategy, shared, evaluation)
+
+
+def _cheapest(
+    model: nn.Module,
+    few: Inputs,
+    seen: Trace,
+    plain: Plan,
+    layers: tuple[nn.Module, ...],
+    strategy: Strategy,
+    shared: bool,
+    evaluation: bool,
+) -> Plan:
+    """The plan with the first strategy that gives what the loop gives."""
+    # work in front of the first draw is worth sharing; batch statistics must be those of one pass
+    order: list[Literal["chain", "vmap", "repeat"]] = ["vmap", "repeat"] if seen.worth_sharing else ["repeat", "vmap"]
+    if layers and model not in layers and strategy == "auto":
+        order.insert(0, "chain")
+    reasons: list[str] = []
+    for way in order if strategy == "auto" else [w for w in order if w == strategy]:
+        plan = replace(plain, strategy=way, reasons=tuple(reasons), layers=layers if way == "chain" else ())
+        why = _objection(model, few, plan, shared, evaluation)
+        if why is None:
+            return plan
+        reasons.append(f"{way}: {why}")
+    if strategy in ("vmap", "repeat"):
+        raise ValueError(f'`strategy="{strategy}"` does not fit this model ({reasons[0]}); use "auto" or "loop".')
+    return replace(plain, reasons=tuple(reasons))
+
+
+def look_at(model: nn.Module, inputs: Inputs, *, evaluation: bool) -> tuple[Inputs, Trace]:
+    """A few rows to try strategies on, and what one pass on them met."""
+    if inputs.rows and any(axis is not None for axis in inputs.axes):
+        few = a_few(inputs)
+        try:
+            return few, trace(model, few, evaluation=evaluation)
+        # whatever goes wrong on part of the rows (an input as long as the batch that counts something else) may not on
+        # all of them
+        except Exception as error:  # noqa: BLE001
+            heed_interrupt(error)
+    return inputs, trace(model, inputs, evaluation=evaluation)
+
+
+def _rows(model: nn.Module, inputs: Inputs, plain: Plan) -> Rows | None:
+    """Where the rows are, as the model shows in evaluation mode."""
+
+    def look(some: Inputs, seed: int) -> Trace:
+        return trace(model, some, only=plain.only, evaluation=True, seed=seed)
+
+    def run(some: Inputs, places: Places) -> Any:
+        plan = replace(plain, moves=True, rows=Rows(some.axes, (), places, False, False, 1))
+        return replace(_trial(model, some, plan, True, True), dimmed=True)(0, _PASSES)
+
+    with torch.no_grad():
+        return find_rows(inputs, look, run)
+
+
+def _trial(model: nn.Module, few: Inputs, plan: Plan, shared: bool, evaluation: bool) -> Run:
+    return Run(model, few, plan, 0, shared, evaluation, use="trial")
+
+
+def _check_random(model: nn.Module, few: Inputs, seen: Trace, plan: Plan, evaluation: bool) -> Plan:
+    """The plan, if passes differ; by a generator of the model's own if by nothing else."""
+    if not seen.fired:
+        own = replace(plan, own=True)
+        if _differs(model, few, own, 3, evaluation):
+            return own
+        raise ValueError(seen.nothing_random(model))
+    if not _differs(model, few, plan, 4 if seen.certain else 64, evaluation) and not (
+        seen.certain and tracing.depends(model, few, plan.only, evaluation=evaluation)
+    ):
+        raise ValueError(seen.nothing_random(model))
+    return plan
+
+
+def _differs(model: nn.Module, few: Inputs, plan: Plan, count: int, evaluation: bool) -> bool:
+    """Whether one of `count` passes differs from the first."""
+    with torch.no_grad():
+        run = _trial(model, few, plan, False, evaluation)
+        one = tree_flatten(run(0, 1))[0]
+        return any(
+            not torch.equal(a, b)
+            for k in range(1, count)
+            for a, b in zip(one, tree_flatten(run(k, 1))[0], strict=True)
+            if isinstance(a, Tensor)
+        )
+
+
+def _objection(model: nn.Module, few: Inputs, plan: Plan, shared: bool, evaluation: bool) -> str | None:
+    """Why `plan` may not be used: None if two passes come out as the loop gives them."""
+    if plan.hidden or plan.own:
+        return "random calls that cannot be intercepted"
+    if plan.strategy == "repeat":
+        if plan.rows is None:
+            return "nobody knows where the rows are"
+        if not plan.rows.independent:
+            return "rows depend on each other"
+        if not evaluation and any(isinstance(m, _NormBase) and m.training for m in model.modules()):
+            return "batch statistics would be taken over all passes"
+    with torch.no_grad():
+        loop = _trial(model, few, replace(plan, strategy="loop", moves=True), shared, evaluation)(0, 2)
+        try:
+            other = _trial(model, few, plan, shared, evaluation)(0, 2)
+        # any error of the model under a strategy it was not written for means: do not use that strategy
+        except Exception as error:  # noqa: BLE001
+            heed_interrupt(error)
+            return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+    return None if _close(loop, other) else "gives other outputs than separate passes"
+
+
+def _rows_of_a_chain(layers: tuple[nn.Module, ...], x: Tensor) -> Rows:
+    widths = [layer.out_features for layer in layers if isinstance(layer, nn.Linear)]
+    return Rows((0,), (0,), {}, True, True, widths[-1] if widths else x.shape[1])
+
+
+# ------------------------------------------------------------------------------ what cannot be run
+
+
+def _check_runnable(model: nn.Module) -> None:
+    for m in model.modules():
+        if isinstance(m, torch.jit.ScriptModule) and not hasattr(m, "training"):
+            raise ValueError(
+                "`model` is frozen TorchScript: its dropout was removed for good. Give the model as it was before "
+                "torch.jit.freeze."
+            )
+    if any(t.device.type == "meta" for t in (*model.parameters(), *model.buffers())):
+        raise ValueError("`model` must have weights to be run; its parameters are on the meta device.")
+
+
+def _check_structure(model: nn.Module, few: Inputs, seen: Trace, evaluation: bool) -> None:
+    """Refuse a model whose output changes its structure when its random sites are switched on."""
+    if not evaluation and all(m.training for m in model.modules() if may_be_random(m)):
+        return
+    asleep = trace(model, few, switch=False, evaluation=evaluation)
+    if not tracing.same_structure(asleep.output, seen.output):
+        raise ValueError(
+            "`model` returns something else in training mode than in evaluation mode (an auxiliary head?), and its "
+            "random sites can only be switched on by training mode. Let its forward return the same structure in "
+            "both, or call sample on the part that has the dropout."
+        )
+
+
+def _close(a: Any, b: Any) -> bool:
+    (flat_a, spec_a), (flat_b, spec_b) = tree_flatten(a), tree_flatten(b)
+    if spec_a != spec_b:
+        return False
+    pairs = [(s, t) for s, t in zip(flat_a, flat_b, strict=True) if isinstance(s, Tensor)]
+    return all(isinstance(t, Tensor) and near(s, t) for s, t in pairs)

@@ -1,0 +1,361 @@
+"""Fast random masks, addressed by (seed, pass), and the kernels that apply them.
+
+torch's CPU dropout spends as long on drawing the mask as on the matrix product it serves. Here 8 random
+bits a unit (32 when the rate is no multiple of 1/256) are cut from 64-bit words, and applied by vectorised
+compare-and-select; a relu in front is fused, so that the backward needs the sign of the output and no mask.
+
+Pass k of a call draws from a generator of its own, seeded by (seed, k). So the same masks come out however
+the passes are run: one by one, stacked in one batch, under vmap, in chunks, in another process.
+
+    passes = Passes(seed=0, first=0, count=10)
+    out = dropout(x, passes.noise(x.shape, 0.5))        # (N, D) -> (10, N, D)
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bbalpha._torch import apply_function, outside_transforms
+
+_threshold = torch.ops.aten.threshold_backward  # (x, noise, t): x where noise > t, else 0; broadcasts
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Random bytes and the threshold above which a unit is kept.
+
+    Attributes:
+        values: int8, of the shape of what it is applied to or broadcasting to it; factors if threshold is None.
+        threshold: A unit is kept where its value is larger. None: the values are to be multiplied with.
+        scale: One over the realised keep probability.
+    """
+
+    values: Tensor
+    threshold: int | None
+    scale: float
+
+    def keep(self) -> Tensor:
+        """Which units are kept, as bool."""
+        return self.values > (self.threshold or 0)
+
+    @property
+    def apart(self) -> tuple[Tensor, int | None, float]:
+        """values, threshold, scale."""
+        return self.values, self.threshold, self.scale
+
+
+# ------------------------------------------------------------------------------ drawing
+
+
+def pass_seed(seed: int, index: int) -> int:
+    """The generator seed of pass `index`: distinct for all passes of one `seed`, scrambled.
+
+    torch's CPU generator takes 32 bits of seed, so the map from pass to seed is a bijection of 32 bits.
+
+    >>> len({pass_seed(0, k) for k in range(10_000)})
+    10000
+    """
+    return pass_seeds(seed, index, 1)[0]
+
+
+def pass_seeds(seed: int, first: int, count: int) -> list[int]:
+    """`pass_seed` of `count` passes from `first` on."""
+    base = (seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
+    base = (((base ^ (base >> 29)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF) >> 32
+    seeds = []
+    for index in range(first, first + count):
+        h = (base + index) & 0xFFFFFFFF
+        h = ((h ^ (h >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+        h = ((h ^ (h >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+        seeds.append(h ^ (h >> 16))
+    return seeds
+
+
+class Passes:
+    """The generators of `count` passes from `first` on, and the noise they draw.
+
+    Each pass consumes its generator in the order of the random sites it meets, so all ways of running the
+    passes must ask in that order and with the shape of a single pass.
+    """
+
+    def __init__(self, seed: int, first: int, count: int, *, device: torch.device | None = None) -> None:
+        self.seed = seed
+        self.first = first
+        self.count = count
+        self.device = device
+        where = () if device is None or device.type == "cpu" else (device,)
+        self.generators = [torch.Generator(*where).manual_seed(s) for s in pass_seeds(seed, first, count)]
+        self.transformed = torch._C._are_functorch_transforms_active()
+
+    def plain(self) -> AbstractContextManager[Any]:
+        """A context to draw in: outside of torch.func transforms that were at work before the passes began."""
+        return outside_transforms() if self.transformed else nullcontext()
+
+    def part(self, start: int, count: int) -> "Passes":
+        """At most `count` of these passes, before anything was drawn."""
+        return Passes(self.seed, self.first + start, min(count, self.count - start), device=self.device)
+
+    def noise(self, shape: Sequence[int], rate: float) -> Noise:
+        """Noise of shape (count, *shape) that drops units at `rate`, each pass from its own generator."""
+        return self._drawn([(shape, rate)])[0]
+
+    def noises(self, sites: Sequence[tuple[Sequence[int], float]]) -> list[Noise]:
+        """The noise of several sites at once, as if asked for one after the other."""
+        return self._drawn(sites)
+
+    def factors(self, sites: Sequence[tuple[Sequence[int], float]], dtype: torch.dtype) -> list[Noise]:
+        """`noises` as numbers to multiply with: fewer steps where there is little to do."""
+        return self._drawn(sites, dtype)
+
+    def dimming(self, shape: Sequence[int], dtype: torch.dtype) -> Noise:
+        """Factors from 1/2 to 3/2 of shape (count, *shape), where no unit may be lost."""
+        values = torch.empty((self.count, *shape), device=self.device, dtype=dtype)
+        for one, generator in zip(values, self.generators, strict=True):
+            one.uniform_(0.5, 1.5, generator=generator)
+        return Noise(values, None, 1.0)
+
+    def _drawn(self, sites: Sequence[tuple[Sequence[int], float]], dtype: torch.dtype | None = None) -> list[Noise]:
+        if not self.transformed:
+            return draw_noise(self.generators, sites, self.device, dtype)
+        with self.plain():
+            return draw_noise(self.generators, sites, self.device, dtype)
+
+
+def draw_noise(
+    generators: Sequence[torch.Generator | None],
+    sites: Sequence[tuple[Sequence[int], float]],
+    device: torch.device | None = None,
+    factors: torch.dtype | None = None,
+) -> list[Noise]:
+    """For each (shape, rate), noise of shape (len(generators), *shape); None is torch's global generator.
+
+    With `factors` the noise comes as numbers of that dtype, 0 or the scale.
+
+    >>> [noise.values.shape for noise in draw_noise([None], [((4, 2), 0.5), ((3,), 0.1)])]
+    [torch.Size([1, 4, 2]), torch.Size([1, 3])]
+    """
+    if device is not None and device.type != "cpu":  # torch's own kernels are fast there
+        return [_draw_on(device, generators, shape, rate, factors) for shape, rate in sites]
+    spans = [-(-math.prod(shape) // units_per_word(rate)) for shape, rate in sites]
+    words = _draw_words(generators, sum(spans))
+    rates = {rate for _, rate in sites}
+    if len(rates) == 1:
+        return _cut(words, spans, [shape for shape, _ in sites], rates.pop(), factors)
+    parts = zip(words.split(spans, 1), spans, sites, strict=True)
+    return [_cut(part.contiguous(), [span], [shape], rate, factors)[0] for part, span, (shape, rate) in parts]
+
+
+def draw_rates(generators: Sequence[torch.Generator], shape: Sequence[int], rates: Sequence[float]) -> list[Noise]:
+    """Noise (len(generators), *shape) for each of `rates`, all of one `units_per_word`, cut from the same random words.
+
+    >>> few, many = draw_rates([torch.Generator().manual_seed(0)], (100,), [1 / 256, 0.5])
+    >>> bool((few.keep() >= many.keep()).all())
+    True
+    """
+    span = -(-math.prod(shape) // units_per_word(rates[0]))
+    words = _draw_words(generators, span)
+    return [_cut(words, [span], [shape], rate, None)[0] for rate in rates]
+
+
+def _draw_words(generators: Sequence[torch.Generator | None], span: int) -> Tensor:
+    """64 random bits, so many for each generator (len(generators), span)."""
+    words = torch.empty((len(generators), span), dtype=torch.int64)
+    for row, generator in zip(words.unbind(0), generators, strict=True):
+        # the full range: random_() without bounds leaves the top bit 0
+        row.random_(-(2**63), None, generator=generator)
+    return words
+
+
+def units_per_word(rate: float) -> int:
+    """8 bits a unit if that hits the rate exactly, else 32."""
+    return 8 if (1 - rate) * 256 % 1 == 0 else 2
+
+
+def _cut(
+    words: Tensor, spans: Sequence[int], shapes: Sequence[Sequence[int]], rate: float, factors: torch.dtype | None
+) -> list[Noise]:
+    """Noise of the shapes (count, *shape) out of 64-bit words (count, ...), so many words for each."""
+    per_word = units_per_word(rate)
+    if per_word == 8:
+        levels = round((1 - rate) * 256)
+        units, cut, scale = words.view(torch.int8), 128 - levels, 256 / levels
+    else:
+        kept = min(max(round((1 - rate) * 2**32), 1), 2**32 - 1)  # of 2^32 values
+        units, cut, scale = words.view(torch.int32), 2**31 - kept, 2**32 / kept
+    threshold: int | None = cut - 1
+    if factors is not None:
+        kept_units, threshold = units >= cut, None
+        exact = factors == torch.get_default_dtype()  # the type that a product with a number comes out in
+        units = kept_units.mul(scale) if exact else kept_units.to(factors).mul_(scale)
+    elif per_word == 2:
+        units, threshold = (units >= cut).view(torch.int8), 0
+    noises, start = [], 0
+    for span, shape in zip(spans, shapes, strict=True):
+        noises.append(Noise(_part(units, start, shape), threshold, scale))
+        start += span * per_word
+    return noises
+
+
+def _part(units: Tensor, start: int, shape: Sequence[int]) -> Tensor:
+    """Units of each row of `units` from `start` on, as (count, *shape); a view, in one step where two cost as much."""
+    strides = [1]
+    for n in reversed(shape):
+        strides.append(strides[-1] * n)
+    return units.as_strided((units.shape[0], *shape), (units.stride(0), *strides[-2::-1]), start)
+
+
+def _draw_on(
+    device: torch.device,
+    generators: Sequence[torch.Generator | None],
+    shape: Sequence[int],
+    rate: float,
+    factors: torch.dtype | None,
+) -> Noise:
+    values = torch.empty((len(generators), *shape), dtype=factors or torch.int8, device=device)
+    for one, generator in zip(values, generators, strict=True):
+        one.bernoulli_(1 - rate, generator=generator)
+    scale = 1 / (1 - rate)
+    return Noise(values, 0, scale) if factors is None else Noise(values.mul_(scale), None, scale)
+
+
+# ------------------------------------------------------------------------------ applying
+
+
+def dropout(x: Tensor, noise: Noise) -> Tensor:
+    """`x` with the units that `noise` drops set to 0 and the others scaled; either may broadcast.
+
+    >>> noise = Passes(seed=0, first=0, count=1).noise((1000,), 0.5)
+    >>> dropout(torch.ones(1, 1000), noise).unique()
+    tensor([0., 2.])
+    """
+    return _apply(_Dropout, x, noise)
+
+
+def relu_dropout(x: Tensor, noise: Noise) -> Tensor:
+    """dropout(relu(x)) in one step: keeps its output for the backward and neither x nor the mask."""
+    return _apply(_ReluDropout, x, noise)
+
+
+def relu_dropout_(x: Tensor, noise: Noise, *, own_gradient: bool) -> Tensor:
+    """`relu_dropout` that overwrites `x`, (K, N, ...) as the noise, and allocates nothing of its size.
+
+    Args:
+        x: Not needed by anybody else; not a leaf that requires grad.
+        noise: Of the axes of x.
+        own_gradient: Whether the gradient that comes back may be overwritten too: true if the result only
+            goes where nobody keeps it.
+    """
+    return _apply(_ReluDropoutInPlace, x, noise, own_gradient)
+
+
+def _apply(function: Any, x: Tensor, noise: Noise, *options: bool) -> Tensor:
+    args = (x, *noise.apart, *options)
+    if x.requires_grad or torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+        return apply_function(function, *args)
+    with torch.no_grad():
+        out: Tensor = function.forward(*args)
+    return out
+
+
+def select(x: Tensor, values: Tensor, threshold: int | None, scale: float, out: Tensor | None = None) -> Tensor:
+    """What `values` let through: x * scale where values > threshold, else 0; in blocks that stay in the cache."""
+    if threshold is None:
+        return x * values if out is None else torch.mul(x, values, out=out)
+    if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        chosen: Tensor = _threshold(x, values.to(x.dtype), threshold)
+        return chosen * scale
+    by_pass = x.ndim == values.ndim and x.shape[0] == values.shape[0]  # (K, N, D) and (K, N, D) or (K, 1, D)
+    if max(x.numel(), values.numel()) <= _BLOCK or not (by_pass or x.shape == values.shape[1:]):
+        few = values.to(x.dtype)
+        small: Tensor = (
+            _threshold(x, few, threshold) if out is None else _threshold.grad_input(x, few, threshold, grad_input=out)
+        )
+        return small.mul_(scale)
+    if out is None:
+        out = torch.empty(x.shape if by_pass else values.shape, dtype=x.dtype, device=x.device)
+    step = max(1, _BLOCK * out.shape[0] // out.numel())
+    for i in range(0, out.shape[0], step):
+        part = slice(i, i + step)
+        _threshold.grad_input(x[part] if by_pass else x, values[part].to(x.dtype), threshold, grad_input=out[part])
+        out[part].mul_(scale)
+    return out
+
+
+_BLOCK = 2**18  # units: 1 MiB of float32
+
+
+def _sum_to(grad: Tensor, shape: torch.Size) -> Tensor:
+    return grad if grad.shape == shape else grad.sum_to_size(shape)
+
+
+class _Dropout(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, values: Tensor, threshold: int, scale: float) -> Tensor:
+        return select(x, values, threshold, scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, float], output: Tensor) -> None:
+        x, values, ctx.threshold, ctx.scale = inputs
+        ctx.shape = x.shape
+        ctx.save_for_backward(values)
+        ctx.save_for_forward(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (values,) = ctx.saved_tensors
+        return _sum_to(select(grad, values, ctx.threshold, ctx.scale), ctx.shape), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        (values,) = ctx.saved_tensors
+        return select(tangent, values, ctx.threshold, ctx.scale)
+
+
+class _ReluDropout(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, values: Tensor, threshold: int, scale: float) -> Tensor:
+        return select(x, values, threshold, scale).relu_()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, float], output: Tensor) -> None:
+        x, _, _, ctx.scale = inputs
+        ctx.shape = x.shape
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (output,) = ctx.saved_tensors  # positive exactly where x was positive and the unit was kept
+        return _sum_to(select(grad, output, 0, ctx.scale), ctx.shape), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        (output,) = ctx.saved_tensors
+        return select(tangent, output, 0, ctx.scale)
+
+
+class _ReluDropoutInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, values: Tensor, threshold: int, scale: float, own_gradient: bool) -> Tensor:
+        return select(x, values, threshold, scale, out=x).relu_()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, float, bool], output: Tensor) -> None:
+        x, _, _, ctx.scale, ctx.own_gradient = inputs
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (output,) = ctx.saved_tensors
+        mine = ctx.own_gradient and grad.is_contiguous()
+        return select(grad, output, 0, ctx.scale, out=grad if mine else None), None, None, None, None

@@ -1,0 +1,399 @@
+"""What the scikit-learn estimators share: whole fits, standardisation, networks and their training, model folders."""
+
+import copy
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from bbalpha.checkpoint import build, describe, read_folder, write_folder
+from bbalpha.checks import check_count
+from bbalpha.estimators.choices import best_candidate, candidates, duration, held_out_share, train_together
+from bbalpha.networks import mlp
+from bbalpha.training.fitting import cosine, fit
+from bbalpha.training.population import RULES, check_settings
+from bbalpha.training.stacked import Likelihood
+
+Array = NDArray[Any]
+Module = nn.Module | Callable[[int, int], nn.Module]
+_OPTIONAL = ("dropout", "input_dropout", "epochs", "batch_size", "n_ensemble", "validation_fraction", "patience")
+
+
+class WholeFit(BaseEstimator, ABC):
+    """An estimator whose fitted state changes at once, at the end of `fit`, or not at all."""
+
+    # all that a fit may set: what one of them does not set is not left over from another
+    _fitted_names: ClassVar[tuple[str, ...]] = ("n_features_in_", "feature_names_in_", "seed_")
+
+    def _fit_whole(self, X: Any, y: Any, sample_weight: Any) -> Self:
+        """Fit another of this kind with the same settings, checked, and take over what it has learnt."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self._unfitted() | self._checked())
+        other._fit(X, y, sample_weight)
+        learnt = {name: value for name, value in vars(other).items() if name in self._fitted_names}
+        self.__dict__ = self._unfitted() | learnt  # one step: an interrupt comes before it or after it
+        return self
+
+    def _unfitted(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in self._fitted_names}
+
+    def _checked(self) -> dict[str, Any]:
+        """The settings that have a rule, as Python's own numbers."""
+        return check_settings({k: v for k, v in vars(self).items() if k in RULES}, optional=_OPTIONAL)
+
+    @abstractmethod
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
+        """Set all fitted attributes."""
+
+
+class DropoutEstimator(WholeFit):
+    """Standardisation, networks and their training; the likelihood is the subclass's."""
+
+    _fitted_names = (
+        *WholeFit._fitted_names, "networks_", "objectives_", "uses_module_", "x_mean_", "x_scale_", "dropout_",
+        "input_dropout_", "validation_curves_", "n_iter_",
+    )  # fmt: skip
+    networks_: list[nn.Module]
+    objectives_: list[Any]
+
+    def __init__(
+        self,
+        alpha: float = 0.5,
+        *,
+        hidden_layer_sizes: int | Sequence[int] = (50,),
+        dropout: float | None = 0.05,
+        input_dropout: float | None = None,
+        length_scale: float = 1.0,
+        n_passes: int = 10,
+        n_predict_passes: int = 100,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float = 0.01,
+        n_ensemble: int | None = 1,
+        validation_fraction: float | None = 0.0,
+        patience: int | None = None,
+        module: Module | None = None,
+        verbose: bool = False,
+        random_state: Any = None,
+    ) -> None:
+        self.alpha = alpha
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.dropout = dropout
+        self.input_dropout = input_dropout
+        self.length_scale = length_scale
+        self.n_passes = n_passes
+        self.n_predict_passes = n_predict_passes
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.n_ensemble = n_ensemble
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.module = module
+        self.verbose = verbose
+        self.random_state = random_state
+
+    def _checked(self) -> dict[str, Any]:
+        if self.module is not None and not callable(self.module):
+            raise ValueError(f"`module` must be an nn.Module or a function that makes one; got {self.module!r}.")
+        return super()._checked()
+
+    def _train(self, X: Array, target: Tensor, weight: Array | None) -> None:
+        """Fit scalers of X and the networks to standardised rows."""
+        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 2**10))
+        if weight is not None:
+            X, target, weight = X[weight > 0], target[torch.as_tensor(weight > 0)], weight[weight > 0]
+        self.x_mean_, self.x_scale_ = standardiser(X, weight)
+        x = torch.as_tensor((X - self.x_mean_) / self.x_scale_, dtype=torch.float32)
+        members = candidates(self, np.arange(len(x)), self.seed_, alpha=self.alpha)
+        self.dropout_, self.input_dropout_ = members[0, 0].dropout, members[0, 0].input_dropout
+        self.uses_module_ = self.module is not None
+        if members.size > 1 and not self.uses_module_:
+            self._train_together(x, target, weight, members)
+        else:
+            data = (x, target) if weight is None else (x, target, torch.as_tensor(weight, dtype=torch.float32))
+            self._train_apart(data, [one.seed for one in members[:, 0]])
+        blind = any(len(curve) and not np.isfinite(curve).any() for curve in self.validation_curves_)
+        if blind or not all(map(settled, self.networks_, self.objectives_)):
+            raise diverged(self)
+
+    def _train_apart(self, data: tuple[Tensor, ...], seeds: Sequence[int]) -> None:
+        """Networks of any kind, one after the other."""
+        n_rows, n_inputs = data[0].shape
+        batch_size, epochs, patience = duration(self, n_rows)
+        self.networks_, self.objectives_, histories = [], [], []
+        for seed in seeds:
+            network, objective = self._network(n_inputs, self._n_outputs(), seed), self._objective()
+            try:
+                history = fit(
+                    network, data, objective=objective, epochs=epochs, n_passes=self.n_passes, batch_size=batch_size,
+                    length_scale=self.length_scale, learning_rate=self.learning_rate, schedule=cosine,
+                    validation=None if patience is None else held_out_share(self, n_rows), patience=patience,
+                    progress=bool(self.verbose), seed=seed,
+                )  # fmt: skip
+            except ValueError as error:
+                if settled(network, objective):
+                    raise
+                raise diverged(self) from error
+            self.networks_.append(network.eval())
+            self.objectives_.append(objective)
+            histories.append(history)
+        self.validation_curves_ = [np.array(h.nll) for h in histories]
+        self.n_iter_ = max(len(h.loss) for h in histories)
+
+    def _train_together(self, x: Tensor, target: Tensor, weight: Array | None, members: Array) -> None:
+        """The same networks for several candidates, trained at once; those of the best candidate are kept."""
+        population = train_together(self, x, target, members.ravel().tolist(), self._likelihood(), weight)
+        chosen = best_candidate(population.nll, members.shape)
+        best = population.members[chosen[0]]
+        self.dropout_, self.input_dropout_ = best.dropout, best.input_dropout
+        self.networks_ = [population.network(i) for i in chosen]
+        self.objectives_ = [self._objective() for _ in chosen]
+        for i, objective in zip(chosen, self.objectives_, strict=True):
+            if objective.state_dict():
+                objective.load_state_dict({"log_precision": population.log_precision[i]})
+        curves = [population.nll[:, i].numpy() for i in chosen]
+        self.validation_curves_ = [c[~np.isnan(c)] for c in curves]
+        self.n_iter_ = max(len(c) for c in self.validation_curves_) or duration(self, len(x))[1]
+
+    def _network(self, n_inputs: int, n_outputs: int, seed: int) -> nn.Module:
+        if self.module is None:
+            hidden: Sequence[int] = self.hidden_layer_sizes  # type: ignore[assignment]  # a tuple since it was checked
+            sizes = [n_inputs, *hidden, n_outputs]
+            return seeded_mlp(sizes, seed, dropout=self.dropout_, input_dropout=self.input_dropout_)
+        if isinstance(self.module, nn.Module):
+            return copy.deepcopy(self.module)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return copy.deepcopy(self.module(n_inputs, n_outputs))  # it may keep the one that it made
+
+    @abstractmethod
+    def _objective(self) -> nn.Module:
+        """A fresh objective."""
+
+    @abstractmethod
+    def _likelihood(self) -> Likelihood:
+        """As a population has it."""
+
+    def _inputs(self, X: Any) -> Tensor:
+        """Validated, standardised rows in double precision (N, F)."""
+        check_is_fitted(self)
+        return self._standardised(validate_data(self, X, reset=False, dtype=np.float64))
+
+    def _standardised(self, X: Array) -> Tensor:
+        return torch.as_tensor((X - self.x_mean_) / self.x_scale_)
+
+    def _predictors(self) -> list[nn.Module]:
+        """The networks as they predict; ours in double precision, where a row's result cannot depend on its batch."""
+        if self.uses_module_:
+            return self.networks_
+        return [copy.deepcopy(network).double() for network in self.networks_]
+
+    def _passes(self) -> int:
+        """Passes of each network, so that all together give `n_predict_passes`."""
+        return max(2, -(-check_count("n_predict_passes", self.n_predict_passes) // len(self.networks_)))
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "networks_" in vars(self)
+
+    # ---- folders
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator as a model folder: safetensors and JSON, no pickle."""
+        check_is_fitted(self)
+        params = {k: v for k, v in self.get_params(deep=False).items() if k not in ("module", "random_state")}
+        names = [k for k in self._fitted_names if k in vars(self) and k not in ("networks_", "objectives_")]
+        networks = [
+            {"architecture": describe(n), "state": dict(n.state_dict()), "objective": dict(o.state_dict())}
+            for n, o in zip(self.networks_, self.objectives_, strict=True)
+        ]
+        content = {"kind": type(self).__name__, "params": _plain(params), "networks": networks}
+        write_folder(path, content | {"fitted": {k: _plain(vars(self)[k]) for k in names}})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, module: Module | None = None) -> Self:
+        """The fitted estimator in a folder written by `save`; `module` again where one of your own was used."""
+        content = read_content(path)
+        if content["kind"] != cls.__name__:
+            raise ValueError(f"`path` must hold a {cls.__name__}; {str(path)!r} holds a {content['kind']}.")
+        with _whole(path):
+            model = cls(**_array(content["params"]), module=module)
+            older = {"uses_module_": module is not None, "noise_": getattr(model, "noise", None)}  # folders lack these
+            older = {name: value for name, value in older.items() if name in cls._fitted_names}
+            model.__dict__.update({**older, **_array(content["fitted"])})
+            told = content["networks"]
+            foreign = any(one["architecture"] is None for one in told)
+        if foreign and module is None:
+            raise ValueError("`module` must be given: the networks in the folder are of an architecture of yours.")
+        networks = [] if module is None else [model._network(model.n_features_in_, model._n_outputs(), 0) for _ in told]
+        with _whole(path):
+            model.networks_ = networks or [build(one["architecture"], one["state"]) for one in told]
+            model.objectives_ = [model._objective() for _ in told]
+            for one, network, objective in zip(told, model.networks_, model.objectives_, strict=True):
+                network.eval().load_state_dict(one["state"])
+                objective.load_state_dict(one["objective"])
+            model._check_whole()
+        return model
+
+    def _check_whole(self) -> None:
+        """Refuse what a folder says if it does not fit together, before anything is predicted with it."""
+        kind, needed = type(self).__name__, set(self._fitted_names) - {"feature_names_in_", "precision_"}
+        odd = set(vars(self)) - set(self._fitted_names) - set(self.get_params(deep=False)) or needed - set(vars(self))
+        if odd or not self.networks_:
+            raise ValueError(
+                f"A {kind} must hold what its fit sets; {min(odd, default='networks_')!r} is odd or missing."
+            )
+        if not isinstance(self.uses_module_, bool):
+            raise ValueError(f"`uses_module_` of a {kind} must be True or False; got {self.uses_module_!r}.")
+        check_count("seed_", self.seed_, least=0)
+        self._passes()
+        for name in ("x_mean_", "x_scale_", "y_mean_", "y_scale_", "precision_"):
+            value = vars(self).get(name, np.ones(1))
+            if not isinstance(value, np.ndarray) or value.dtype != np.float64 or not np.isfinite(value).all():
+                raise ValueError(f"`{name}` of a {kind} must hold finite numbers; got {value!r}.")
+        features = (check_count("n_features_in_", self.n_features_in_),)
+        shapes = {"x_mean_": features, "x_scale_": features, "feature_names_in_": features}
+        for name, shape in (shapes | self._shapes(torch.zeros(1, *features, dtype=torch.float64))).items():
+            if np.shape(vars(self).get(name, np.empty(shape))) != shape:
+                raise ValueError(f"`{name}` of a {kind} must have the shape {shape}; got {np.shape(vars(self)[name])}.")
+        if not all(map(settled, self.networks_, self.objectives_)):
+            raise ValueError(f"The weights of a {kind} must be finite; got nan or infinity.")
+
+    @abstractmethod
+    def _shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
+        """Of the fitted arrays of the subclass, as the networks have it at `x` (1, F)."""
+
+    @abstractmethod
+    def _n_outputs(self) -> int:
+        """Outputs of a network."""
+
+
+# ------------------------------------------------------------------------------ helpers
+
+
+def settled(network: nn.Module, objective: nn.Module) -> bool:
+    """Whether a network has finite weights and its noise a precision that is neither 0 nor infinite."""
+    logs = [p for name, p in objective.named_parameters() if name == "log_precision"]
+    return all(bool(p.isfinite().all()) for p in network.parameters()) and all(bool((p.abs() < 80).all()) for p in logs)
+
+
+def diverged(settings: Any) -> ValueError:
+    """The error for a training that ended in numbers nobody can use."""
+    return ValueError(
+        "Training must end with finite numbers; it diverged. Lower `learning_rate` (it is "
+        f"{settings.learning_rate}), or look for constant targets and huge values in the data."
+    )
+
+
+def check_converged(settings: Any, gain: Array, error: float = 0.0) -> None:
+    """Refuse or warn of a network that does worse on rows it was trained on than a constant would.
+
+    Args:
+        settings: The estimator.
+        gain: Log-likelihood of rows, less that under a constant prediction (N,).
+        error: Mean squared error, over the sum of the variance and that of a constant prediction.
+    """
+    if not np.isfinite([*gain, error]).all():
+        raise diverged(settings)
+    if np.median(gain) < -5 or error > 4:
+        warnings.warn(
+            "The training ended far worse than a constant prediction, on its own rows: lower `learning_rate` (it is "
+            f"{settings.learning_rate}) or give it more `epochs`.",
+            ConvergenceWarning,
+            stacklevel=5,
+        )
+
+
+def some_rows(n_rows: int) -> Array:
+    """Up to 100 rows from the first to the last, to look at a training with.
+
+    >>> some_rows(3).tolist(), len(some_rows(10_000))
+    ([0, 1, 2], 100)
+    """
+    return np.linspace(0, n_rows - 1, min(n_rows, 100)).round().astype(int)
+
+
+def targets(y: Array) -> Array:
+    """Finite targets, one a row or several (N, D); validation lets None in a column of objects through."""
+    table = np.asarray(y, np.float64).reshape(len(y), -1)
+    if not np.isfinite(table).all():
+        raise ValueError("`y` must be finite; got None, nan or infinity.")
+    return table
+
+
+def weights(sample_weight: Any, X: Array) -> Array | None:
+    """One finite weight a row, none negative, not all 0 (N,)."""
+    if sample_weight is None:
+        return None
+    weight: Array = _check_sample_weight(sample_weight, X)
+    if not (weight >= 0).all():
+        raise ValueError(f"`sample_weight` must be finite and not negative; got {weight.min()}.")
+    if not (weight > 0).any():
+        raise ValueError("`sample_weight` must be above 0 for at least one row; got zeros alone.")
+    return weight
+
+
+def standardiser(values: Array, weight: Array | None = None) -> tuple[Array, Array]:
+    """Mean and standard deviation of every column; 1 for a column that is constant."""
+    mean = np.average(values, axis=0, weights=weight)
+    scale = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weight))
+    constant = scale <= 1e-12 * np.abs(mean) + 1e-300
+    return mean, np.where(constant, 1.0, scale)
+
+
+def seeded_mlp(sizes: Sequence[int], seed: int, *, dropout: float, input_dropout: float) -> nn.Sequential:
+    """An `mlp` whose weights follow from `seed`, torch's generator untouched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return mlp(sizes, dropout=dropout, input_dropout=input_dropout)
+
+
+def read_content(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """What a folder holds, at least its `kind`."""
+    with _whole(path):
+        content = read_folder(path).content
+        return {"kind": "folder of another kind"} | content
+
+
+@contextmanager
+def _whole(path: str | os.PathLike[str]) -> Iterator[None]:
+    """What is missing or odd in a folder as one sentence."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(f"`path` must hold a whole estimator; {str(path)!r} does not: {error!r}.") from error
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as what a model folder holds."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "fiub":
+            return {"array": torch.as_tensor(value)}
+        return {"strings": [str(v) for v in value], "object": value.dtype == object}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return tuple(_plain(v) for v in value) if isinstance(value, (tuple, list)) else value
+
+
+def _array(value: Any) -> Any:
+    """What `_plain` was given."""
+    if isinstance(value, dict):
+        if "array" in value:
+            return value["array"].numpy()
+        if "strings" in value:
+            return np.array(value["strings"], dtype=object if value["object"] else None)
+        return {k: _array(v) for k, v in value.items()}
+    return value

@@ -1,0 +1,142 @@
+"""What an estimator does where it is told nothing: batch size, epochs, dropout rates, networks, held-out rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bbalpha.training.feed import order
+from bbalpha.training.population import Member, Population, check_settings, fit_population
+from bbalpha.training.stacked import Likelihood
+
+Array = NDArray[Any]
+
+_MANY = 2000  # rows from which on data regularise by themselves
+# at hidden units and inputs, tried on few rows; masks of multiples of 1/256 cost the least
+RATES = tuple((p / 256, q / 256) for p, q in ((13, 13), (13, 0), (5, 0), (1, 0)))
+RATE_OF_MANY = 5 / 256
+N_OF_FEW = 5  # networks where rows are few; one of many rows takes as long
+
+
+def duration(settings: Any, n_rows: int) -> tuple[int, int, int | None]:
+    """Batch size, epochs and patience of a training on `n_rows` rows; what an estimator has as None is chosen here.
+
+    Few rows want small batches, as many small steps are then needed. Where rows are held out to pick the best epoch
+    training may be long; where none are, few rows are best trained for about 2,000 steps.
+    """
+    held = n_held_out(settings, n_rows)
+    batch_size, epochs, patience = settings.batch_size, settings.epochs, settings.patience
+    if batch_size is None:
+        batch_size = 32 if n_rows <= _MANY else 128
+    if epochs is None:
+        steps = 8000 if n_rows > _MANY else 4000 if held else 2000
+        epochs = int(np.clip(round(steps * batch_size / n_rows), 40, 500))
+    if patience is None:
+        patience = max(1, epochs // 5)
+    return batch_size, epochs, patience if held else None
+
+
+def default_input_dropout(n_rows: int, dropout: float) -> float:
+    """The rate at the inputs: that of the hidden units for few rows, 0 for many."""
+    return dropout if n_rows <= _MANY else 0.0
+
+
+def held_out_share(settings: Any, n_rows: int) -> float:
+    """The share of the rows that early stopping looks at."""
+    given = {"validation_fraction": settings.validation_fraction}
+    share: float | None = check_settings(given, optional=given)["validation_fraction"]
+    if share is None:
+        return 0.2 if n_rows <= _MANY else 0.1
+    return share
+
+
+def n_held_out(settings: Any, n_rows: int) -> int:
+    """Rows that early stopping looks at; none where they would be too few to tell anything."""
+    held = min(round(n_rows * held_out_share(settings, n_rows)), n_rows - 1)
+    return held if held >= 5 else 0
+
+
+def candidates(settings: Any, rows: Array, seed: int, *, alpha: float) -> Array:
+    """The networks that an estimator of these settings chooses from, as members (networks, pairs of rates).
+
+    There is one pair unless `dropout` is None and rows are few: many rows tell the rates less from each other, and
+    trying them takes longer; without rows held out nothing tells. Each network has a seed and held-out rows of its own.
+    """
+    few, held = len(rows) <= _MANY, n_held_out(settings, len(rows))
+    n = settings.n_ensemble
+    if n is None:
+        n = N_OF_FEW if few else 1
+    if settings.dropout is not None:
+        pairs: Sequence[tuple[float, float]] = [(settings.dropout, default_input_dropout(len(rows), settings.dropout))]
+    else:
+        pairs = [(RATE_OF_MANY, 0.0)] if not few else RATES if held else RATES[:1]
+    rates = dict.fromkeys((p, q if settings.input_dropout is None else settings.input_dropout) for p, q in pairs)
+    if settings.module is None:
+        rates = dict.fromkeys(random_rates(settings, list(rates)))
+    facts = {"alpha": alpha, "length_scale": settings.length_scale}
+    found = np.empty((n, len(rates)), dtype=object)
+    for i, j in np.ndindex(found.shape):
+        p, q = list(rates)[j]
+        found[i, j] = replace(member(settings, rows, seed + i, facts | {"dropout": p}), input_dropout=q)
+    return found
+
+
+def random_rates(settings: Any, rates: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The pairs of rates, at hidden units and inputs, under which our own networks are random; none is an error."""
+    found = [(p, q) for p, q in rates if q or (p and settings.hidden_layer_sizes)]
+    if not found:
+        raise ValueError(
+            f"`dropout` or `input_dropout` must be above 0, else all passes are equal; got {rates[0][0]} at the units "
+            f"of {len(settings.hidden_layer_sizes)} hidden layers and {rates[0][1]} at the inputs."
+        )
+    return found
+
+
+def train_together(
+    settings: Any, x: Any, y: Any, members: Sequence[Member], likelihood: Likelihood, weight: Array | None = None
+) -> Population:
+    """The members, trained at once as an estimator of these settings would train each."""
+    n_rows = max(len(m.train) + (0 if m.validation is None else len(m.validation)) for m in members)
+    batch_size, epochs, patience = duration(settings, n_rows)
+    return fit_population(
+        x, y, members, epochs=epochs, hidden_layer_sizes=settings.hidden_layer_sizes, likelihood=likelihood,
+        n_passes=settings.n_passes, batch_size=batch_size, patience=patience, sample_weight=weight,
+        progress=bool(getattr(settings, "verbose", False)),
+    )  # fmt: skip
+
+
+def best_candidate(nll: Tensor, shape: tuple[int, ...]) -> list[int]:
+    """Where, in a population of `candidates` of that shape, the networks stand whose held-out rows do best in the mean.
+
+    Args:
+        nll: Of the held-out rows after every epoch (E, M).
+        shape: Networks, pairs of rates.
+
+    >>> best_candidate(torch.tensor([[3.0, 2.0, 1.0, 5.0], [4.0, 1.0, 1.0, 2.0]]), (2, 2))
+    [1, 3]
+    """
+    best = nll.nan_to_num(nan=torch.inf).amin(0).view(shape) if len(nll) else torch.zeros(shape)
+    return (torch.arange(shape[0]) * shape[1] + best.mean(0).argmin()).tolist()
+
+
+def member(settings: Any, rows: Array, seed: int, candidate: Mapping[str, float]) -> Member:
+    """The network that an estimator of these settings would train on `rows`, as a member of a population.
+
+    Args:
+        settings: An estimator: its `input_dropout`, `learning_rate` and `validation_fraction` are taken.
+        rows: Indices of its training rows; early stopping looks at those of them that `fit` would hold out.
+        seed: The estimator's.
+        candidate: alpha, dropout and length_scale.
+    """
+    shuffled = torch.as_tensor(rows)[order(len(rows), seed=seed, epoch=-1)]
+    held = n_held_out(settings, len(rows))
+    rate = settings.input_dropout
+    return Member(
+        train=shuffled[held:] if held else torch.as_tensor(rows), validation=shuffled[:held] if held else None,
+        input_dropout=default_input_dropout(len(rows), candidate["dropout"]) if rate is None else rate,
+        learning_rate=settings.learning_rate, seed=seed, **candidate,
+    )  # fmt: skip

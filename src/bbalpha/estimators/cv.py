@@ -1,0 +1,344 @@
+"""`BBAlphaRegressorCV` and `BBAlphaClassifierCV`: alpha, dropout and prior chosen by cross-validation.
+
+All candidates on all folds are trained at once, as one population; the best by held-out log-likelihood is
+fitted again on all rows, the way RidgeCV does.
+
+    model = BBAlphaRegressorCV(alphas=(0, 0.5, 1), dropouts=(0.01, 0.05)).fit(X, y)
+    model.alpha_, model.dropout_, model.cv_results_["mean_test_score"]
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Any, Literal, Self
+
+import numpy as np
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.model_selection import KFold, StratifiedKFold, check_cv
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from bbalpha.checks import check_count
+from bbalpha.estimators.base import Array, WholeFit, diverged, targets, weights
+from bbalpha.estimators.choices import member, random_rates, train_together
+from bbalpha.estimators.single import BBAlphaClassifier, BBAlphaRegressor, check_noise
+from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
+from bbalpha.training.population import RULES
+from bbalpha.training.stacked import Likelihood
+
+
+class _Search(WholeFit):
+    """The search; what is fitted in the end is the subclass's."""
+
+    _fitted_names = (
+        *WholeFit._fitted_names, "best_estimator_", "best_score_", "cv_results_", "alpha_", "dropout_", "length_scale_",
+    )  # fmt: skip
+    best_estimator_: Any
+
+    def __init__(
+        self,
+        alphas: Sequence[float] = (0.0, 0.5, 1.0),
+        dropouts: Sequence[float] = (0.01, 0.05, 0.2),
+        *,
+        length_scales: Sequence[float] = (1.0,),
+        cv: Any = 5,
+        hidden_layer_sizes: int | Sequence[int] = (50,),
+        input_dropout: float | None = None,
+        n_passes: int = 10,
+        n_predict_passes: int = 100,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float = 0.01,
+        n_ensemble: int | None = 1,
+        validation_fraction: float | None = 0.0,
+        patience: int | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.alphas = alphas
+        self.dropouts = dropouts
+        self.length_scales = length_scales
+        self.cv = cv
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.input_dropout = input_dropout
+        self.n_passes = n_passes
+        self.n_predict_passes = n_predict_passes
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.n_ensemble = n_ensemble
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.random_state = random_state
+
+    def _checked(self) -> dict[str, Any]:
+        lists: dict[str, Any] = {}
+        for name, one in (("alphas", "alpha"), ("dropouts", "dropout"), ("length_scales", "length_scale")):
+            values = getattr(self, name)
+            lists[name] = list(values) if isinstance(values, Iterable) else []
+            if not lists[name]:
+                raise ValueError(f"`{name}` must be a list that holds at least one value; got {values!r}.")
+            for i, value in enumerate(lists[name]):
+                RULES[one](f"{name}[{i}]", value)
+        if isinstance(self.cv, (int, np.integer)):
+            lists["cv"] = check_count("cv", self.cv, least=2)
+        return super()._checked() | lists
+
+    def _search(self, X: Array, y: Array, weight: Array | None, likelihood: Likelihood) -> dict[str, float]:
+        """Score every candidate on every fold; sets `cv_results_` and returns the best candidate."""
+        candidates: list[dict[str, Any]] = [
+            {"alpha": a, "dropout": p, "length_scale": s}
+            for a, p, s in product(self.alphas, self.dropouts, self.length_scales)
+        ]
+        self.seed_ = int(check_random_state(self.random_state).randint(2**30))
+        folds = self._folds(X, y, likelihood)
+        # candidates of a fold side by side: those of one rate share their masks
+        work = [
+            (member(self, train, self.seed_ + i, c), test) for i, (train, test) in enumerate(folds) for c in candidates
+        ]
+        for one, _ in work:
+            random_rates(self, [(one.dropout, one.input_dropout)])
+        population = train_together(self, X, y, [one for one, _ in work], likelihood, weight)
+        held = [test for _, test in work]
+        values = population.log_likelihood(X, y, held, n_passes=self.n_predict_passes)
+        means = [
+            np.average(v.double().numpy(), weights=None if weight is None else weight[test] + 1e-300)
+            for v, test in zip(values, held, strict=True)
+        ]
+        scores = np.reshape(means, (len(folds), len(candidates))).T
+        scores = np.where(np.isfinite(scores), scores, -np.inf)  # what diverged loses
+        mean = scores.mean(1)
+        if not np.isfinite(mean.max()):
+            raise diverged(self)
+        self.cv_results_ = _results(candidates, scores)
+        best, self.best_score_ = candidates[int(mean.argmax())], float(mean.max())
+        self.alpha_, self.dropout_, self.length_scale_ = best["alpha"], best["dropout"], best["length_scale"]
+        return best
+
+    def _folds(self, X: Array, y: Array, likelihood: Likelihood) -> list[tuple[Array, Array]]:
+        """Training and held-out rows of every fold; an overlap is an error, whoever made the folds."""
+        cv = self.cv
+        if isinstance(cv, int):
+            kind = StratifiedKFold if likelihood == "categorical" else KFold
+            cv = kind(cv, shuffle=True, random_state=self.seed_)
+        folds = list(check_cv(cv, y, classifier=likelihood == "categorical").split(X, y))
+        _check_folds(folds, len(X))
+        _check_apart(folds)
+        return folds
+
+    def _final(self, best: dict[str, float]) -> dict[str, Any]:
+        """Arguments of the estimator that is fitted on all rows."""
+        shared = ("hidden_layer_sizes", "input_dropout", "n_passes", "n_predict_passes", "epochs", "batch_size",
+                  "learning_rate", "n_ensemble", "validation_fraction", "patience")  # fmt: skip
+        return {name: getattr(self, name) for name in shared} | best | {"random_state": self.seed_}
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "best_estimator_" in vars(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the estimator that was fitted on all rows; `load_estimator` reads it."""
+        check_is_fitted(self)
+        self.best_estimator_.save(path)
+
+
+class BBAlphaRegressorCV(RegressorMixin, _Search):
+    """`BBAlphaRegressor` with alpha, dropout and prior chosen by cross-validated log-likelihood.
+
+    Args:
+        alphas: Candidates.
+        dropouts: Candidates for the rate at hidden units.
+        length_scales: Candidates for l of the prior.
+        cv: Number of folds (shuffled), or a scikit-learn splitter.
+        hidden_layer_sizes: This and what follows as in `BBAlphaRegressor`.
+        input_dropout: The rate at the inputs; None chooses by the number of rows.
+        n_passes: K in training.
+        n_predict_passes: K in prediction.
+        epochs: None chooses by the number of rows.
+        batch_size: Rows a step; None chooses by the number of rows.
+        learning_rate: Of Adam.
+        noise: "constant" or "heteroscedastic", in the search too.
+        n_ensemble: Networks of the final fit; None chooses by the number of rows.
+        validation_fraction: Share of a fold's training rows that early stopping looks at; None chooses by their number.
+        patience: Epochs without a better one before it stops; None is a fifth of all.
+        random_state: As in scikit-learn.
+
+    Attributes:
+        alpha_: The best of the candidates; `dropout_` and `length_scale_` likewise.
+        best_score_: Its mean held-out log-likelihood a row, in units of y.
+        cv_results_: As in GridSearchCV.
+        best_estimator_: The BBAlphaRegressor fitted on all rows.
+
+    >>> X = np.linspace(-1, 1, 60)[:, None]
+    >>> model = BBAlphaRegressorCV(alphas=(0, 1), dropouts=(0.01, 0.5), cv=3, epochs=20, random_state=0)
+    >>> model.fit(X, X[:, 0]).dropout_
+    0.01
+    """
+
+    def __init__(
+        self,
+        alphas: Sequence[float] = (0.0, 0.5, 1.0),
+        dropouts: Sequence[float] = (0.01, 0.05, 0.2),
+        *,
+        length_scales: Sequence[float] = (1.0,),
+        cv: Any = 5,
+        hidden_layer_sizes: int | Sequence[int] = (50,),
+        input_dropout: float | None = None,
+        n_passes: int = 10,
+        n_predict_passes: int = 100,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float = 0.01,
+        noise: Literal["constant", "heteroscedastic"] = "constant",
+        n_ensemble: int | None = None,
+        validation_fraction: float | None = None,
+        patience: int | None = None,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            alphas, dropouts, length_scales=length_scales, cv=cv, hidden_layer_sizes=hidden_layer_sizes,
+            input_dropout=input_dropout, n_passes=n_passes, n_predict_passes=n_predict_passes, epochs=epochs,
+            batch_size=batch_size, learning_rate=learning_rate, n_ensemble=n_ensemble,
+            validation_fraction=validation_fraction, patience=patience, random_state=random_state,
+        )  # fmt: skip
+        self.noise = noise
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Choose by cross-validation within `X` (N, F) and `y` (N,) or (N, D), then fit on all of it."""
+        return self._fit_whole(X, y, sample_weight)
+
+    def _checked(self) -> dict[str, Any]:
+        check_noise(self.noise)
+        return super()._checked()
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
+        rows, target = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        weight = weights(sample_weight, rows)
+        likelihood: Likelihood = "gaussian" if self.noise == "constant" else "heteroscedastic"
+        best = self._search(rows, targets(target), weight, likelihood)
+        settings = self._final(best) | {"noise": self.noise}
+        self.best_estimator_ = BBAlphaRegressor(**settings).fit(X, y, sample_weight=weight)
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The predictive mean; with `return_std` also its standard deviation."""
+        return self._fitted().predict(X, return_std=return_std)
+
+    def predict_quantiles(self, X: Any, q: float | Sequence[float]) -> Array:
+        """Quantiles of the predictive mixture."""
+        return self._fitted().predict_quantiles(X, q)
+
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
+        """The central interval that holds `coverage` of the predictive mixture: (low, high)."""
+        return self._fitted().predict_interval(X, coverage)
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
+        """Draws from the predictive distribution."""
+        return self._fitted().sample_y(X, n_samples, random_state)
+
+    def log_prob(self, X: Any, y: Any) -> Array:
+        """Log-density of each row's target, in units of y (N,)."""
+        return self._fitted().log_prob(X, y)
+
+    def predictive(self, X: Any) -> RegressionPrediction:
+        """The predictive distribution itself, in units of y."""
+        return self._fitted().predictive(X)
+
+    def _fitted(self) -> BBAlphaRegressor:
+        check_is_fitted(self)
+        best: BBAlphaRegressor = self.best_estimator_
+        return best
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+class BBAlphaClassifierCV(ClassifierMixin, _Search):
+    """`BBAlphaClassifier` with alpha, dropout and prior chosen by cross-validated log-likelihood.
+
+    Arguments and attributes are those of `BBAlphaRegressorCV`; folds are stratified.
+
+    >>> X = np.linspace(-1, 1, 60)[:, None]
+    >>> model = BBAlphaClassifierCV(alphas=(0, 1), dropouts=(0.05,), cv=3, epochs=20, random_state=0)
+    >>> model.fit(X, X[:, 0] > 0).predict([[-0.9], [0.9]])
+    array([False,  True])
+    """
+
+    _fitted_names = (*_Search._fitted_names, "classes_")
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Choose by cross-validation within `X` (N, F) and labels `y` (N,), then fit on all of it."""
+        return self._fit_whole(X, y, sample_weight)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
+        rows, labels = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(labels)
+        classes, index = np.unique(labels, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(f"`y` must hold at least 2 classes; got 1 class: {classes[0]!r}.")
+        weight = weights(sample_weight, rows)
+        best = self._search(rows, index, weight, "categorical")
+        self.best_estimator_ = BBAlphaClassifier(**self._final(best)).fit(X, y, sample_weight=weight)
+        self.classes_ = self.best_estimator_.classes_
+
+    def predict(self, X: Any) -> Array:
+        """The likeliest class (N,)."""
+        return self._fitted().predict(X)
+
+    def predict_proba(self, X: Any) -> Array:
+        """Mean probabilities over passes, in the order of `classes_` (N, C)."""
+        return self._fitted().predict_proba(X)
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Their logarithm (N, C)."""
+        return self._fitted().predict_log_proba(X)
+
+    def predict_entropy(self, X: Any) -> Array:
+        """Entropy of the mean probabilities, in nats (N,)."""
+        return self._fitted().predict_entropy(X)
+
+    def predict_mutual_information(self, X: Any) -> Array:
+        """How much the passes disagree, in nats (N,)."""
+        return self._fitted().predict_mutual_information(X)
+
+    def predictive(self, X: Any) -> ClassificationPrediction:
+        """The predictive distribution itself; classes are indices into `classes_`."""
+        return self._fitted().predictive(X)
+
+    def _fitted(self) -> BBAlphaClassifier:
+        check_is_fitted(self)
+        best: BBAlphaClassifier = self.best_estimator_
+        return best
+
+
+def _results(candidates: Sequence[dict[str, float]], scores: Array) -> dict[str, Any]:
+    """Scores (candidates, folds) in the form GridSearchCV gives them."""
+    results: dict[str, Any] = {f"param_{name}": np.array([c[name] for c in candidates]) for name in candidates[0]}
+    results["params"] = list(candidates)
+    results |= {f"split{i}_test_score": column for i, column in enumerate(scores.T)}
+    mean = scores.mean(1)
+    with np.errstate(invalid="ignore"):  # of a candidate that diverged
+        results["mean_test_score"], results["std_test_score"] = mean, scores.std(1)
+    results["rank_test_score"] = (mean[:, None] < mean[None]).sum(1) + 1
+    return results
+
+
+def _check_folds(folds: Sequence[tuple[Array, Array]], n_rows: int) -> None:
+    if not folds:
+        raise ValueError("`cv` must give at least one fold; got none.")
+    for i, fold in enumerate(folds):
+        for part in map(np.asarray, fold):
+            if part.dtype.kind not in "iu" or not part.size or not 0 <= part.min() <= part.max() < n_rows:
+                raise ValueError(
+                    f"`cv` must give row numbers from 0 to {n_rows - 1}, at least one to train on and one to hold out; "
+                    f"fold {i} does not."
+                )
+
+
+def _check_apart(folds: Sequence[tuple[Array, Array]]) -> None:
+    for i, (train, test) in enumerate(folds):
+        both = np.intersect1d(train, test)
+        if len(both):
+            raise ValueError(
+                f"`cv` must hold out rows that it does not train on; fold {i} has row {both[0]} in both parts."
+            )

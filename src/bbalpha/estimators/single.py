@@ -1,0 +1,340 @@
+"""scikit-learn estimators: `BBAlphaRegressor` and `BBAlphaClassifier`.
+
+Inputs (and targets of regression) are standardised inside; results are in the units of `y`. Predictions share the
+masks of each pass over all rows, from a seed kept at `fit`, so a row gets the same answer in any company.
+
+    model = BBAlphaRegressor(alpha=0.5).fit(X, y)
+    mean, std = model.predict(X_new, return_std=True)
+    low, high = model.predict_interval(X_new, coverage=0.9)
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import validate_data
+from torch import Tensor, nn
+
+from bbalpha.checks import check_count
+from bbalpha.estimators.base import (
+    Array,
+    DropoutEstimator,
+    Module,
+    check_converged,
+    read_content,
+    some_rows,
+    standardiser,
+    targets,
+    weights,
+)
+from bbalpha.objectives import CrossEntropy, GaussianNLL
+from bbalpha.prediction import predict_classification, predict_regression
+from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
+from bbalpha.training.stacked import Heads, Likelihood, split_heads
+
+# ------------------------------------------------------------------------------ regression
+
+
+class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
+    """A dropout network for real targets, trained with the alpha objective; predicts a distribution.
+
+    Args:
+        alpha: 0 is MC dropout as usual, 0.5 the Hellinger value, 1 the predictive likelihood.
+        hidden_layer_sizes: Widths of the hidden layers; a number is one layer.
+        dropout: The rate of being dropped of hidden units. None, up to 2,000 rows, tries four pairs of rates at hidden
+            units and inputs, trained at once, and takes the one under which the held-out rows are likeliest, in the
+            mean over networks (`dropout_`, `input_dropout_`); from there on it is 5/256, 0.02.
+        input_dropout: The rate of the inputs; None is chosen with `dropout`, or, where that is given, equal to it up to
+            2,000 rows and 0 from there on.
+        length_scale: l of the prior N(0, 1/l^2), on standardised data.
+        n_passes: K in training.
+        n_predict_passes: K in prediction, over all networks.
+        epochs: Times through the data; None chooses by the number of rows.
+        batch_size: Rows a step; None is 32, or 128 from 2,000 rows on.
+        learning_rate: Of Adam, falling to 0 along a cosine.
+        noise: "constant" learns one precision for all rows; "heteroscedastic" predicts it from the inputs.
+        n_ensemble: Networks, trained from different seeds, whose predictive distributions are averaged; None is five up
+            to 2,000 rows and one from there on.
+        validation_fraction: Share of the rows that a network holds out, each others, if that is at least 5 rows: the
+            weights of the epoch with the best log-likelihood there are kept. None is 0.2 up to 2,000 rows and 0.1 from
+            there on; 0 trains on all rows to the last epoch, for fewer epochs where these are not given.
+        patience: Training stops after so many epochs without a better one; None is a fifth of all.
+        module: A network of your own: an nn.Module (N, F) -> (N, D), or a function of (F, D) that makes one; with
+            heteroscedastic noise it returns (mean, log_precision).
+        verbose: Show a progress bar.
+        random_state: As in scikit-learn.
+
+    >>> X = np.linspace(-1, 1, 64)[:, None]
+    >>> model = BBAlphaRegressor(epochs=20, random_state=0).fit(X, X[:, 0])
+    >>> mean, std = model.predict(X[:3], return_std=True)
+    >>> mean.shape, bool((std > 0).all())
+    ((3,), True)
+    """
+
+    _fitted_names = (*DropoutEstimator._fitted_names, "noise_", "y_ndim_", "y_mean_", "y_scale_", "precision_")
+
+    def __init__(
+        self,
+        alpha: float = 0.5,
+        *,
+        hidden_layer_sizes: int | Sequence[int] = (50,),
+        dropout: float | None = None,
+        input_dropout: float | None = None,
+        length_scale: float = 1.0,
+        n_passes: int = 10,
+        n_predict_passes: int = 100,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float = 0.01,
+        noise: Literal["constant", "heteroscedastic"] = "constant",
+        n_ensemble: int | None = None,
+        validation_fraction: float | None = None,
+        patience: int | None = None,
+        module: Module | None = None,
+        verbose: bool = False,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            alpha, hidden_layer_sizes=hidden_layer_sizes, dropout=dropout, input_dropout=input_dropout,
+            length_scale=length_scale, n_passes=n_passes, n_predict_passes=n_predict_passes, epochs=epochs,
+            batch_size=batch_size, learning_rate=learning_rate, n_ensemble=n_ensemble,
+            validation_fraction=validation_fraction, patience=patience, module=module, verbose=verbose,
+            random_state=random_state,
+        )  # fmt: skip
+        self.noise = noise
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on `X` (N, F) and `y` (N,) or (N, D); returns self."""
+        return self._fit_whole(X, y, sample_weight)
+
+    def _checked(self) -> dict[str, Any]:
+        check_noise(self.noise)
+        return super()._checked()
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        weight = weights(sample_weight, X)
+        self.noise_, self.y_ndim_, table = self.noise, y.ndim, targets(y)
+        self.y_mean_, self.y_scale_ = standardiser(table, weight)
+        target = torch.as_tensor((table - self.y_mean_) / self.y_scale_, dtype=torch.float32)
+        self._train(X, target, weight)
+        if self.noise_ == "constant":
+            tau = torch.stack([o.precision.detach() for o in self.objectives_]).double()  # (n_ensemble,)
+            self.precision_ = tau.numpy()[:, None] / self.y_scale_**2  # (n_ensemble, D), in units of y
+        rows = some_rows(len(X)) if weight is None else np.flatnonzero(weight)[some_rows(int((weight > 0).sum()))]
+        check_converged(self, *self._over_constant(self._standardised(X[rows]), target[rows].double()))
+
+    def _over_constant(self, x: Tensor, target: Tensor) -> tuple[Array, float]:
+        """How standardised rows and targets do, beside the mean and deviation of y: as `check_converged` has it."""
+        prediction = self._standard(x)
+        squares = target.square().sum(1)
+        constant = -0.5 * (squares + target.shape[1] * np.log(2 * np.pi))
+        gain = prediction.log_prob(target) - constant
+        error = (prediction.mean - target).square().sum(1).mean() / (target.shape[1] + squares.mean())
+        return gain.numpy(), float(error)
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The predictive mean (N,) or (N, D); with `return_std` also its standard deviation."""
+        prediction = self.predictive(X)
+        mean = self._shaped(prediction.mean)
+        return (mean, self._shaped(prediction.std)) if return_std else mean
+
+    def predict_quantiles(self, X: Any, q: float | Sequence[float]) -> Array:
+        """Quantiles of the predictive mixture: (N,) for a number, (N, Q) for several; (N, D, Q) with D targets."""
+        quantiles = self.predictive(X).quantile(q if np.ndim(q) == 0 else list(np.asarray(q, float)))
+        return self._shaped(quantiles) if np.ndim(q) == 0 else np.moveaxis(self._shaped(quantiles), 0, -1)
+
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
+        """The central interval that holds `coverage` of the predictive mixture: (low, high), each like the mean."""
+        low, high = self.predictive(X).interval(coverage)
+        return self._shaped(low), self._shaped(high)
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
+        """Draws from the predictive distribution (N, n_samples), or (N, D, n_samples) with D targets."""
+        n_samples, seed = check_count("n_samples", n_samples), int(check_random_state(random_state).randint(2**31 - 1))
+        return np.moveaxis(self._shaped(self.predictive(X).sample(n_samples, seed=seed)), 0, -1)
+
+    def log_prob(self, X: Any, y: Any) -> Array:
+        """Log-density of each row's target, in units of `y` (N,); several targets jointly."""
+        prediction = self.predictive(X)
+        target = torch.as_tensor(np.asarray(y, np.float64)).reshape(len(prediction.mean), -1)
+        return prediction.log_prob(target).numpy()
+
+    def predictive(self, X: Any) -> RegressionPrediction:
+        """The predictive distribution itself, in units of `y`."""
+        standard = self._standard(self._inputs(X))
+        return standard.rescaled(torch.as_tensor(self.y_scale_), torch.as_tensor(self.y_mean_))
+
+    def _standard(self, x: Tensor, n_passes: int | None = None) -> RegressionPrediction:
+        """The predictive distribution of standardised targets; `n_passes` are of each network."""
+        outputs, precisions = [], []
+        for i, network in enumerate(self._predictors()):
+            learned = self.noise_ == "constant"
+            prediction = predict_regression(
+                Heads(network) if self._splits() else network,
+                x.float() if self.uses_module_ else x,
+                n_passes=n_passes or self._passes(),
+                precision=1.0 if learned else "predicted",
+                masks="shared",
+                seed=self.seed_ + i,
+                progress=False,
+            )
+            means = prediction.outputs.double()
+            tau = torch.as_tensor(self.precision_[i] * self.y_scale_**2) if learned else prediction.precision
+            outputs.append(means)
+            precisions.append(tau.double().expand_as(means))  # type: ignore[union-attr]
+        return RegressionPrediction(torch.cat(outputs), torch.cat(precisions))
+
+    def _objective(self) -> nn.Module:
+        if self.noise_ == "constant":
+            return GaussianNLL(self.alpha)
+        return _SplitNLL(self.alpha) if self._splits() else GaussianNLL(self.alpha, precision="predicted")
+
+    def _likelihood(self) -> Likelihood:
+        return "gaussian" if self.noise_ == "constant" else "heteroscedastic"
+
+    def _splits(self) -> bool:
+        """Whether our own network gives mean and log precision side by side."""
+        return self.noise_ == "heteroscedastic" and not self.uses_module_
+
+    def _n_outputs(self) -> int:
+        return len(self.y_mean_) * (2 if self._splits() else 1)
+
+    def _shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
+        check_noise(self.noise_)
+        if self.y_ndim_ not in (1, 2) or (self.noise_ == "constant") != ("precision_" in vars(self)):
+            raise ValueError("`y_ndim_` and `precision_` must be those of a fit; they do not fit the rest.")
+        D = self._standard(x, 2).mean.shape[1]
+        return {"y_mean_": (D,), "y_scale_": (D,), "precision_": (len(self.networks_), D)}
+
+    def _shaped(self, values: Tensor) -> Array:
+        array: Array = values.numpy()
+        return array[..., 0] if self.y_ndim_ == 1 else array
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+# ------------------------------------------------------------------------------ classification
+
+
+class BBAlphaClassifier(ClassifierMixin, DropoutEstimator):
+    """A dropout network for classes, trained with the alpha objective; knows how unsure it is.
+
+    Arguments are those of `BBAlphaRegressor`, but for `noise`; `dropout` is 0.05, `n_ensemble` 1, and no rows are held
+    out, unless asked for otherwise; a `module` gives logits (N, C).
+
+    >>> X = np.linspace(-1, 1, 64)[:, None]
+    >>> model = BBAlphaClassifier(epochs=20, random_state=0).fit(X, X[:, 0] > 0)
+    >>> model.predict([[-0.9], [0.9]]), model.predict_proba([[0.0]]).shape
+    (array([False,  True]), (1, 2))
+    """
+
+    _fitted_names = (*DropoutEstimator._fitted_names, "classes_")
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on `X` (N, F) and labels `y` (N,); returns self. A row of weight 0 is as if it were not there."""
+        return self._fit_whole(X, y, sample_weight)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        weight = weights(sample_weight, X)
+        if weight is not None:
+            X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
+        self.classes_, index = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"`y` must hold at least 2 classes; got 1 class: {self.classes_[0]!r}.")
+        self._train(X, torch.as_tensor(index), weight)
+        rows = some_rows(len(X))
+        shares = np.bincount(index, weight) / (len(index) if weight is None else weight.sum())
+        found = self._standard(self._standardised(X[rows])).log_probs.numpy()[np.arange(len(rows)), index[rows]]
+        check_converged(self, found - np.log(shares[index[rows]]))
+
+    def predict(self, X: Any) -> Array:
+        """The likeliest class (N,)."""
+        likeliest = self.predict_proba(X).argmax(1)
+        label: Array = self.classes_[likeliest]
+        return label
+
+    def predict_proba(self, X: Any) -> Array:
+        """Mean probabilities over passes, in the order of `classes_` (N, C)."""
+        return self.predictive(X).probs.numpy()
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Their logarithm (N, C)."""
+        return self.predictive(X).log_probs.numpy()
+
+    def predict_entropy(self, X: Any) -> Array:
+        """Entropy of the mean probabilities, in nats: the whole uncertainty (N,)."""
+        return self.predictive(X).entropy.numpy()
+
+    def predict_mutual_information(self, X: Any) -> Array:
+        """How much the passes disagree, in nats: what more data would settle (N,)."""
+        return self.predictive(X).mutual_information.numpy()
+
+    def predictive(self, X: Any) -> ClassificationPrediction:
+        """The predictive distribution itself; classes are indices into `classes_`."""
+        return self._standard(self._inputs(X))
+
+    def _standard(self, x: Tensor, n_passes: int | None = None) -> ClassificationPrediction:
+        """That of standardised rows; `n_passes` are of each network."""
+        n_passes = n_passes or self._passes()
+        parts = [
+            predict_classification(
+                network, x.float() if self.uses_module_ else x, n_passes=n_passes, masks="shared",
+                seed=self.seed_ + i, progress=False,
+            )
+            for i, network in enumerate(self._predictors())
+        ]  # fmt: skip
+        log_probs = torch.stack([p.log_probs for p in parts]).logsumexp(0) - np.log(len(parts))
+        expected = torch.stack([p.expected_entropy for p in parts]).mean(0)
+        votes = torch.stack([p.votes for p in parts]).mean(0)
+        return ClassificationPrediction(log_probs, expected, votes, n_passes * len(parts))
+
+    def _objective(self) -> nn.Module:
+        return CrossEntropy(self.alpha)
+
+    def _likelihood(self) -> Likelihood:
+        return "categorical"
+
+    def _n_outputs(self) -> int:
+        return len(self.classes_)
+
+    def _shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
+        return {"classes_": (self._standard(x, 2).log_probs.shape[1],)}
+
+
+# ------------------------------------------------------------------------------ helpers
+
+
+def check_noise(noise: Any) -> None:
+    """An error if `noise` is not a kind of noise."""
+    if noise not in ("constant", "heteroscedastic"):
+        raise ValueError(f'`noise` must be "constant" or "heteroscedastic"; got {noise!r}.')
+
+
+def load_estimator(path: str | os.PathLike[str], *, module: Module | None = None) -> Any:
+    """The estimator in a folder written by `save`, of whichever class it is."""
+    kind = read_content(path)["kind"]
+    for estimator in (BBAlphaRegressor, BBAlphaClassifier):
+        if kind == estimator.__name__:
+            return estimator.load(path, module=module)
+    raise ValueError(f"`path` must hold an estimator; {str(path)!r} holds a {kind}.")
+
+
+class _SplitNLL(GaussianNLL):
+    """GaussianNLL of a network whose outputs (K, N, 2 D) are means and log precisions."""
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__(alpha, precision="predicted")
+
+    def forward(self, outputs: Any, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        return super().forward(split_heads(outputs), target, sample_weight)

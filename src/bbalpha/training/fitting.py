@@ -1,0 +1,254 @@
+"""One training loop for everybody: any torch model, any data, any objective; resumed bit for bit after a crash.
+
+    history = fit(net, (x, y), objective=bbalpha.CrossEntropy(alpha=0.5), epochs=20, length_scale=1.0,
+                  validation=0.1, patience=5, checkpoint="run")
+
+Masks of step t and the order of epoch e follow from (seed, t) and (seed, e): a run can be taken up at any step.
+"""
+
+import math
+import numbers
+import operator
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from bbalpha._engine.guards import draw_seed
+from bbalpha._engine.planning import Masks
+from bbalpha._files import FolderInUseError, Lock, Restoring
+from bbalpha.checks import check_count, check_model, check_number
+from bbalpha.training.feed import held_out, source
+from bbalpha.training.loop import History as History
+from bbalpha.training.loop import Objective, Run, on_device, state_in
+from bbalpha.training.loop import Progress as Progress
+from bbalpha.training.optimizers import Groups, make_optimizer
+
+
+def fit(
+    model: nn.Module,
+    data: Any,
+    *,
+    objective: Objective,
+    epochs: int,
+    n_passes: int | Callable[[float], int] = 10,
+    batch_size: int = 128,
+    length_scale: float | None = None,
+    optimizer: Optimizer | Callable[[Groups], Optimizer] | None = None,
+    learning_rate: float = 1e-3,
+    schedule: Callable[[float], float] | LRScheduler | None = None,
+    validation: Any = None,
+    patience: int | None = None,
+    masks: Masks = "per_example",
+    max_grad_norm: float | None = None,
+    amp: torch.dtype | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+    callback: Callable[[Progress], bool | None] | None = None,
+    progress: bool = True,
+    seed: int | None = None,
+) -> History:
+    """Train `model` in place on K passes a step, and tell how it went.
+
+    Args:
+        model: Any module with an active random site.
+        data: (x, target) or (x, target, weight) of arrays or tensors; a Dataset or DataLoader of such pairs. A mapping
+            with "labels", as Hugging Face has it, in place of a pair: the labels are the target, the rest is x.
+        objective: (outputs, target) -> (), such as CrossEntropy or GaussianNLL; its parameters are trained too.
+        epochs: Times through the data.
+        n_passes: K, or a function of the share of training done, in [0, 1), for a rising K.
+        batch_size: Rows a step; a DataLoader has its own.
+        length_scale: l of the prior; None or 0 trains without one.
+        optimizer: None is Adam. Or a function of parameter groups (the prior is in their weight decay), or an
+            optimiser (the prior is added to the loss).
+        learning_rate: Of the default Adam.
+        schedule: A function of the share of training done that multiplies the learning rate (`cosine`), or a
+            torch scheduler, stepped after every step.
+        validation: Data as above, or the fraction of `data` to hold out. The weights of the epoch with the
+            best validation log-likelihood are kept.
+        patience: Stop after so many epochs without a better one.
+        masks: As in `sample`.
+        max_grad_norm: Gradients are clipped to this norm.
+        amp: torch.bfloat16 or torch.float16 for automatic mixed precision.
+        checkpoint: A folder for the state of the run, of one run at a time. If it holds the same run, that goes on, to
+            the same bits; another run is refused: other data, model, objective, optimiser or options. More `epochs`
+            are the same run unless `schedule` or `n_passes` is a function of the share done.
+        checkpoint_every: Steps between checkpoints; None is every epoch.
+        callback: Told of every epoch; training stops where it returns True.
+        progress: Show a bar on terminals and in notebooks.
+        seed: None draws one from torch's global generator; an int leaves that untouched.
+
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1))
+    >>> x = torch.randn(64, 2)
+    >>> from bbalpha.objectives import GaussianNLL
+    >>> history = fit(net, (x, x[:, :1]), objective=GaussianNLL(alpha=0.5), epochs=30, learning_rate=0.05, seed=0)
+    >>> history.n_steps, history.loss[-1] < history.loss[0]
+    (30, True)
+    """
+    _check(model, objective, amp)
+    epochs, batch_size = check_count("epochs", epochs), check_count("batch_size", batch_size)
+    n_passes = n_passes if callable(n_passes) else check_count("n_passes", n_passes)
+    patience = None if patience is None else check_count("patience", patience)
+    every = None if checkpoint_every is None else check_count("checkpoint_every", checkpoint_every)
+    learning_rate = check_number("learning_rate", learning_rate, least=0)
+    length_scale = None if length_scale is None else check_number("length_scale", length_scale, least=0)
+    max_grad_norm = None if max_grad_norm is None else check_number("max_grad_norm", max_grad_norm, above=0)
+    seed = None if seed is None else _whole("seed", seed)
+    folder = None if checkpoint is None else Path(checkpoint)
+    before = _Before(model, seeded=seed is not None, mixed=amp is not None)
+    with Restoring(before.put_back), Restoring(before.put_back), _alone(folder):
+        state = None if folder is None else state_in(folder)
+        base = seed if seed is not None else state["seed"] if state else draw_seed(None)
+        parameter = next(model.parameters())
+        if isinstance(validation, numbers.Real) and not isinstance(validation, bool):
+            data, validation = held_out(data, float(validation), base)
+        train = source(data, batch_size=batch_size, dtype=parameter.dtype)
+        held = None
+        if validation is not None:
+            held = source(validation, batch_size=256, dtype=parameter.dtype, shuffle=False, name="validation")
+        if isinstance(objective, nn.Module):
+            objective.to(parameter.device)
+        made, penalty = make_optimizer(
+            model, objective, optimizer, learning_rate=learning_rate, length_scale=length_scale, n_data=train.n_data,
+            example=lambda: on_device(train.example(), parameter.device),
+        )  # fmt: skip
+        _check_schedule(schedule, made)
+        run = Run(
+            model, objective, train, held, made, penalty, base, epochs=epochs, n_passes=n_passes, schedule=schedule,
+            patience=patience, masks=masks, max_grad_norm=max_grad_norm, amp=amp, callback=callback, folder=folder,
+            every=every,
+            facts={
+                "n_data": train.n_data, "batch_size": batch_size, "length_scale": length_scale, "seed": seed,
+                "learning_rate": learning_rate if optimizer is None else None,
+            },
+        )  # fmt: skip
+        before.also(run.put_back)
+        with epoch_bar(progress, epochs) as bar:
+            if seed is not None:
+                torch.manual_seed(seed)  # for a DataLoader's order and what a model draws by itself
+            return run(bar, state)
+
+
+def cosine(share: float) -> float:
+    """A schedule that falls from 1 to 0 along half a cosine.
+
+    >>> [round(cosine(s), 3) for s in (0.0, 0.5, 1.0)]
+    [1.0, 0.5, 0.0]
+    """
+    return 0.5 * (1 + math.cos(math.pi * share))
+
+
+# ------------------------------------------------------------------------------ helpers
+
+
+class _Before:
+    """Modes, gradient mode, autocast and, for a seeded run, generators, as they were: put back however a run ends."""
+
+    def __init__(self, model: nn.Module, *, seeded: bool, mixed: bool) -> None:
+        device = next(model.parameters()).device.type
+        modes = [(m, m.training) for m in model.modules()]
+        grad = torch.is_grad_enabled()
+        autocast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) if mixed else None
+        generator = torch.get_rng_state() if seeded else None
+        others = torch.cuda.get_rng_state_all() if seeded and torch.cuda.is_initialized() else []
+
+        def put_back() -> None:
+            torch.set_grad_enabled(grad)
+            if autocast is not None:
+                torch.set_autocast_enabled(device, autocast[0])
+                torch.set_autocast_dtype(device, autocast[1])
+            for module, mode in modes:
+                module.training = mode
+            if generator is not None:
+                torch.set_rng_state(generator)
+            if others:
+                torch.cuda.set_rng_state_all(others)
+
+        self._steps: list[Callable[[], None]] = [put_back]
+
+    def also(self, step: Callable[[], None]) -> None:
+        """Put this back too."""
+        self._steps.append(step)
+
+    def put_back(self) -> None:
+        """Everything; any number of times."""
+        for step in self._steps:
+            step()
+
+
+@contextmanager
+def _alone(folder: Path | None) -> Iterator[None]:
+    """A context in which this run has the folder for itself; a process that is killed does not keep it."""
+    if folder is None:
+        yield
+        return
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"`checkpoint` must be a folder; {str(folder)!r} is a file. Choose another name.")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = Lock(folder / "run")
+    with Restoring(lock.release), Restoring(lock.release):
+        if not lock.acquire():
+            raise FolderInUseError(
+                f"`checkpoint` must be a folder that no other run is using; {str(folder)!r} is in use now. Wait for "
+                "that run to end, or choose another folder."
+            )
+        yield
+
+
+def epoch_bar(progress: bool, epochs: int) -> Any:
+    """A progress bar, silent in CI, in pipes and where not wanted."""
+    notebook = "ipykernel" in sys.modules
+    if not progress or bool(os.environ.get("CI")) or not (notebook or sys.stderr.isatty()):
+        return _NoBar()
+    home = import_module("tqdm.auto" if notebook else "tqdm")
+    return home.tqdm(total=epochs, unit="epoch", leave=False)
+
+
+class _NoBar:
+    """Shows nothing. A bar of tqdm that is switched off takes its lock of all processes nevertheless."""
+
+    def __enter__(self) -> "_NoBar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def update(self, n: int = 1) -> None:
+        pass
+
+    def set_postfix(self, *told: Any, **named: Any) -> None:
+        pass
+
+
+def _check(model: Any, objective: Any, amp: Any) -> None:
+    check_model(model)
+    if not callable(objective):
+        raise TypeError(f"`objective` must be callable, (outputs, target) -> (); got {type(objective).__name__}.")
+    if next(model.parameters(), None) is None:
+        raise ValueError(f"`model` must have parameters to train; {type(model).__name__} has none.")
+    if amp not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(f"`amp` must be None, torch.bfloat16 or torch.float16; got {amp!r}.")
+
+
+def _whole(name: str, value: Any) -> int:
+    """`value` as an int, of either sign and any size, numpy's too."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"`{name}` must be None or a whole number; got {value!r}.") from None
+
+
+def _check_schedule(schedule: Any, optimizer: Optimizer) -> None:
+    """Refuse a scheduler of torch that moves the rates of another optimiser."""
+    if isinstance(schedule, LRScheduler) and schedule.optimizer is not optimizer:
+        raise ValueError("`schedule` must be made for the optimiser that is given as `optimizer`; got another one's.")
+    if schedule is not None and not isinstance(schedule, LRScheduler) and not callable(schedule):
+        raise TypeError(f"`schedule` must be a function or a scheduler of torch; got {type(schedule).__name__}.")

@@ -1,0 +1,368 @@
+"""Many networks of one shape trained as one batched computation: splits x alphas x dropout rates x priors x seeds.
+
+Weights are stacked, (M, out, in), and every step is a handful of batched products over all M members. Each member
+has its own rows, standardisation, hyper-parameters, noise precision and early stopping. Its order of rows and its masks
+are those that `fit` would take with its seed, so it is the network that `fit` would give, up to rounding.
+
+    members = [Member(train=rows, alpha=a, dropout=p, seed=0) for a in (0, 0.5, 1) for p in (0.01, 0.05)]
+    population = fit_population(X, y, members, epochs=100)
+    population.network(3)                                            # nn.Sequential, as from mlp
+"""
+
+import math
+import operator
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bbalpha.checks import check_count, check_number, check_weight
+from bbalpha.training.feed import order, step_seed
+from bbalpha.training.fitting import cosine, epoch_bar
+from bbalpha.training.stacked import LIKELIHOODS, Likelihood, Stack, initial_network, pad, tables
+from bbalpha.training.stacked import Member as Member  # also a name of this module
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """M trained networks, stacked.
+
+    Attributes:
+        members: What each was trained with.
+        weights: For every layer its weight (M, out, in) and bias (M, 1, out).
+        log_precision: Of the noise, on standardised targets (M,); zeros for classes and where it is predicted.
+        x_mean: Of each member's inputs, those for early stopping too (M, 1, F).
+        x_scale: Their deviation (M, 1, F).
+        y_mean: Of its targets (M, 1, D); zeros for classes.
+        y_scale: Their deviation (M, 1, D); ones for classes.
+        likelihood: As in `fit_population`.
+        nll: Validation NLL a row after every epoch, in units of y (E, M); nan where there is none.
+        best_epoch: The epoch (from 1) whose weights a member has (M,).
+    """
+
+    members: tuple[Member, ...]
+    weights: tuple[tuple[Tensor, Tensor], ...]
+    log_precision: Tensor
+    x_mean: Tensor
+    x_scale: Tensor
+    y_mean: Tensor
+    y_scale: Tensor
+    likelihood: Likelihood
+    nll: Tensor
+    best_epoch: Tensor
+
+    def network(self, index: int) -> nn.Sequential:
+        """Member `index` as a network of its own, on standardised inputs, in evaluation mode."""
+        member = self.members[index]
+        sizes = [self.weights[0][0].shape[2], *(w.shape[1] for w, _ in self.weights)]
+        net = initial_network(sizes, member)
+        linears = [layer for layer in net if isinstance(layer, nn.Linear)]
+        with torch.no_grad():
+            for layer, (weight, bias) in zip(linears, self.weights, strict=True):
+                layer.weight.copy_(weight[index])
+                layer.bias.copy_(bias[index, 0])
+        return net.eval()
+
+    def log_likelihood(self, x: Any, y: Any, rows: Sequence[Any], *, n_passes: int = 100) -> list[Tensor]:
+        """Log-density of the predictive distribution at each member's own `rows`, in units of y: M tensors."""
+        network, n_passes = Stack.of(self), check_count("n_passes", n_passes)
+        inputs, target = tables(x, y, self.likelihood)
+        return network.log_likelihood(inputs, target, [_indices("rows", r, len(inputs)) for r in rows], n_passes)
+
+
+def fit_population(
+    x: Any,
+    y: Any,
+    members: Sequence[Member],
+    *,
+    epochs: int,
+    hidden_layer_sizes: Sequence[int] = (50,),
+    likelihood: Likelihood = "gaussian",
+    n_passes: int = 10,
+    batch_size: int = 32,
+    schedule: Callable[[float], float] | None = cosine,
+    patience: int | None = None,
+    sample_weight: Any = None,
+    n_validation_passes: int = 20,
+    progress: bool = False,
+) -> Population:
+    """Train all `members` at once on rows of one table.
+
+    Args:
+        x: Inputs (N, F), not standardised: each member does so by its rows.
+        y: Targets (N,) or (N, D), or class indices (N,).
+        members: Rows and hyper-parameters of each network.
+        epochs: Times through a member's rows.
+        hidden_layer_sizes: Widths of the hidden layers.
+        likelihood: "gaussian" with a learned precision; "heteroscedastic", the network predicts it: 2 D outputs, means
+            and log precisions, the latter bounded (`stacked.split_heads`); or "categorical".
+        n_passes: K.
+        batch_size: Rows of a member a step.
+        schedule: Multiplies the learning rates, as in `fit`.
+        patience: A member stops after so many epochs without a better validation NLL.
+        sample_weight: A weight per row (N,).
+        n_validation_passes: K of the validation NLL.
+        progress: Show a bar: epochs, networks that still move, and the mean of their validation NLL.
+
+    >>> x = torch.randn(40, 2)
+    >>> members = [Member(train=range(20), alpha=a) for a in (0.0, 1.0)] + [Member(train=range(20, 40))]
+    >>> population = fit_population(x, x[:, 0], members, epochs=2)
+    >>> population.weights[0][0].shape, population.network(2)(x).shape
+    (torch.Size([3, 50, 2]), torch.Size([40, 1]))
+    """
+    if not members:
+        raise ValueError("`members` must hold at least one Member; got none.")
+    if likelihood not in LIKELIHOODS:
+        raise ValueError(f"`likelihood` must be one of {', '.join(LIKELIHOODS)}; got {likelihood!r}.")
+    given: dict[str, Any] = {
+        "epochs": epochs, "hidden_layer_sizes": hidden_layer_sizes, "n_passes": n_passes, "batch_size": batch_size,
+        "patience": patience, "n_validation_passes": n_validation_passes,
+    }  # fmt: skip
+    given = check_settings(given, optional=("patience",))
+    inputs, target = tables(x, y, likelihood)
+    weight = None
+    if sample_weight is not None:
+        weight = check_weight(torch.as_tensor(sample_weight, dtype=torch.float32), torch.empty(len(inputs)))
+    members = [_checked(m, len(inputs)) for m in members]
+    stack = Stack.start(inputs, target, members, given.pop("hidden_layer_sizes"), likelihood, weight)
+    run = _Run(stack, inputs, target, weight, schedule=schedule, **given)
+    _check_finite(stack)
+    return run(progress)
+
+
+# ------------------------------------------------------------------------------ settings
+
+
+def check_settings(given: Mapping[str, Any], *, optional: Container[str] = ()) -> dict[str, Any]:
+    """`given`, each value checked by the rule of its name and made Python's own; what is `optional` may be None.
+
+    >>> check_settings({"epochs": 5, "hidden_layer_sizes": 50, "dropout": None}, optional=("dropout",))
+    {'epochs': 5, 'hidden_layer_sizes': (50,), 'dropout': None}
+    """
+    return {
+        name: None if value is None and name in optional else RULES[name](name, value) for name, value in given.items()
+    }
+
+
+def _share(name: str, value: Any) -> float:
+    number = check_number(name, value, least=0)
+    if number >= 1:
+        raise ValueError(f"`{name}` must be at least 0 and less than 1; got {value!r}.")
+    return number
+
+
+def _positive(name: str, value: Any) -> float:
+    return check_number(name, value, above=0)
+
+
+def _not_negative(name: str, value: Any) -> float:
+    return check_number(name, value, least=0)
+
+
+def _widths(name: str, value: Any) -> tuple[int, ...]:
+    try:
+        widths = list(value)
+    except TypeError:  # one number is one layer, as in scikit-learn
+        widths = [value]
+    return tuple(check_count(name, width) for width in widths)
+
+
+def _networks(name: str, value: Any) -> int:
+    count = check_count(name, value)
+    if count > 2**10:
+        raise ValueError(f"`{name}` must be at most 1024; got {value!r}.")
+    return count
+
+
+def _seed(name: str, value: Any) -> int:
+    try:
+        seed = operator.index(value)
+    except TypeError:
+        raise ValueError(f"`{name}` must be a whole number; got {value!r}.") from None
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"`{name}` must be a whole number of 64 bits; got {value!r}.")
+    return seed
+
+
+RULES: dict[str, Callable[[str, Any], Any]] = {
+    "alpha": check_number,
+    "dropout": _share,
+    "input_dropout": _share,
+    "length_scale": _not_negative,
+    "learning_rate": _positive,
+    "seed": _seed,
+    "hidden_layer_sizes": _widths,
+    "n_passes": check_count,
+    "n_predict_passes": check_count,
+    "n_validation_passes": check_count,
+    "epochs": check_count,
+    "batch_size": check_count,
+    "patience": check_count,
+    "n_ensemble": _networks,
+    "validation_fraction": _share,
+}
+
+
+def _checked(member: Any, n_rows: int) -> Member:
+    if not isinstance(member, Member):
+        raise TypeError(f"`members` must be of Member; got {type(member).__name__}.")
+    held = None if member.validation is None else _indices("validation", member.validation, n_rows)
+    settings = check_settings({k: v for k, v in vars(member).items() if k not in ("train", "validation")})
+    return replace(member, train=_indices("train", member.train, n_rows), validation=held, **settings)
+
+
+def _indices(name: str, rows: Any, n_rows: int) -> Tensor:
+    """Indices of rows of a table as a tensor (n,)."""
+    index = torch.as_tensor(rows)
+    if index.ndim != 1 or (len(index) and (index.is_floating_point() or index.dtype == torch.bool)):
+        raise ValueError(f"`{name}` must hold the whole numbers of rows (n,); got {tuple(index.shape)}, {index.dtype}.")
+    if len(index) and not 0 <= int(index.min()) <= int(index.max()) < n_rows:
+        raise ValueError(
+            f"`{name}` must hold rows from 0 to {n_rows - 1}; got {int(index.min())} to {int(index.max())}."
+        )
+    return index.long()
+
+
+def _check_finite(stack: Stack) -> None:
+    """Refuse members that are given a nan or an infinity: their scalers tell."""
+    for name, parts in (("x", (stack.x_mean, stack.x_scale)), ("y", (stack.y_mean, stack.y_scale))):
+        if not all(bool(t.isfinite().all()) for t in parts):
+            raise ValueError(f"`{name}` must be finite in the rows of every member; got nan or infinity.")
+
+
+# ------------------------------------------------------------------------------ the run
+
+
+@dataclass
+class _Run:
+    """Adam over all members at once."""
+
+    stack: Stack
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None
+    epochs: int
+    n_passes: int
+    batch_size: int
+    schedule: Callable[[float], float] | None
+    patience: int | None
+    n_validation_passes: int
+    curve: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        members, flat = self.stack.members, self.stack.flat
+        self.rows = [self._used(torch.as_tensor(m.train)) for m in members]
+        if any(len(rows) == 0 for rows in self.rows):
+            raise ValueError("`members` must each have at least one training row of positive weight; one has none.")
+        self.mean_weight = [1.0 if self.weight is None else float(self.weight[r].mean()) for r in self.rows]
+        self.alpha = torch.tensor([m.alpha for m in members])[:, None, None]
+        self.rate = torch.tensor([m.learning_rate for m in members])[:, None]
+        self.decay = self._decay()
+        self.first, self.second = torch.zeros_like(flat), torch.zeros_like(flat)
+        self.steps = torch.zeros(len(members), 1)
+        self.alive = torch.ones(len(members), dtype=torch.bool)
+        held = [torch.as_tensor([] if m.validation is None else m.validation, dtype=torch.long) for m in members]
+        self.held = [rows if len(self._used(rows)) else rows[:0] for rows in held]  # without weight they tell nothing
+        self.best, self.best_nll = flat.clone(), torch.full((len(members),), math.inf)
+        self.best_epoch = torch.full((len(members),), self.epochs)
+
+    def __call__(self, progress: bool) -> Population:
+        per_epoch = [-(-len(rows) // self.batch_size) for rows in self.rows]
+        with epoch_bar(progress, self.epochs) as bar:
+            for epoch in range(self.epochs):
+                self._epoch(epoch, per_epoch)
+                if any(len(h) for h in self.held):
+                    self._validate(epoch)
+                    bar.set_postfix(nll=f"{float(self.curve[-1].nanmean()):.3f}", moving=int(self.alive.sum()))
+                bar.update()
+                if not bool(self.alive.any()):
+                    break
+        return self._population()
+
+    def _epoch(self, epoch: int, per_epoch: list[int]) -> None:
+        used = [rows if alive else rows[:0] for rows, alive in zip(self.rows, self.alive.tolist(), strict=True)]
+        orders = [rows[order(len(rows), seed=m.seed, epoch=epoch)]
+                  for m, rows in zip(self.stack.members, used, strict=True)]  # fmt: skip
+        for i in range(max(per_epoch)):
+            chosen, counts = pad([o[i * self.batch_size : (i + 1) * self.batch_size] for o in orders])
+            share = torch.tensor([(epoch + i / n) / self.epochs for n in per_epoch])
+            self._step(chosen, counts, share, [epoch * n + i for n in per_epoch])
+
+    def _step(self, rows: Tensor, counts: list[int], share: Tensor, steps: list[int]) -> None:
+        stack = self.stack
+        seeds = [step_seed(m.seed, t) for m, t in zip(stack.members, steps, strict=True)]
+        weight = self._row_weight(rows, counts)[:, None]
+        grad = torch.zeros_like(stack.flat)
+        for c in stack.chunks(self.n_passes * rows.shape[1], counts):
+            x, target = stack.batch(self.x, self.y, rows[c], c)
+            flat = stack.flat[c].detach().requires_grad_()
+            outputs = stack.forward(flat, x, seeds, counts, self.n_passes, c)
+            losses = stack.losses(outputs, target, stack.layers(flat)[1])  # (M, K, B)
+            # the gradient of the alpha objective is that of the losses weighted by softmax(-alpha l) over k
+            share_k = torch.softmax(-self.alpha[c] * losses.detach(), 1) * weight[c]
+            (grad[c],) = torch.autograd.grad(losses, flat, share_k)
+        self._adam(grad, share, (torch.tensor(counts) > 0)[:, None])
+
+    def _adam(self, grad: Tensor, share: Tensor, moving: Tensor) -> None:
+        """Adam as torch has it, with coupled decay, for the members that move."""
+        grad = grad + self.decay * self.stack.flat
+        self.steps += moving
+        rate = self.rate
+        if self.schedule is not None:
+            rate = rate * torch.tensor([self.schedule(float(s)) for s in share])[:, None]
+        first = self.first.lerp(grad, 0.1)
+        second = torch.addcmul(self.second * 0.999, grad, grad, value=0.001)
+        step = rate / (1 - 0.9**self.steps) * first
+        root = (second / (1 - 0.999**self.steps)).sqrt() + 1e-8
+        self.first = torch.where(moving, first, self.first)
+        self.second = torch.where(moving, second, self.second)
+        self.stack.flat = torch.where(moving, self.stack.flat - step / root, self.stack.flat)
+
+    def _row_weight(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """One over the rows of a member's batch, times their weights; 0 for padding (M, B)."""
+        n = torch.tensor(counts)[:, None]
+        share = (torch.arange(rows.shape[1]) < n) / n.clamp_min(1)
+        if self.weight is not None:
+            share = share * self.weight[rows] / torch.tensor(self.mean_weight)[:, None]
+        return share
+
+    def _decay(self) -> Tensor:
+        """l^2 / (p N) for weights, 0 for biases and the precision (M, P)."""
+        decay = torch.zeros_like(self.stack.flat)
+        layers, _ = self.stack.layers(decay)
+        for (weight, _), rates in zip(layers, self.stack.rates(), strict=True):
+            for m, (member, rate) in enumerate(zip(self.stack.members, rates, strict=True)):
+                weight[m] = member.length_scale**2 / ((1 - rate) * len(self.rows[m]))
+        return decay
+
+    def _used(self, rows: Tensor) -> Tensor:
+        return rows if self.weight is None else rows[self.weight[rows] > 0]
+
+    def _validate(self, epoch: int) -> None:
+        held = [h if alive else h[:0] for h, alive in zip(self.held, self.alive.tolist(), strict=True)]
+        values = self.stack.log_likelihood(self.x, self.y, held, self.n_validation_passes)
+        nll = torch.tensor([-self._mean(v, h) if len(v) else math.nan for v, h in zip(values, held, strict=True)])
+        better = self.alive & (nll < self.best_nll)
+        self.best = torch.where(better[:, None], self.stack.flat, self.best)
+        self.best_nll = torch.where(better, nll, self.best_nll)
+        self.best_epoch = torch.where(better, epoch + 1, self.best_epoch)
+        self.curve.append(nll)
+        if self.patience is not None:
+            watched = torch.tensor([len(h) > 0 for h in self.held])
+            self.alive &= ~(watched & (epoch + 1 - self.best_epoch >= self.patience) & self.best_nll.isfinite())
+
+    def _mean(self, values: Tensor, rows: Tensor) -> float:
+        weight = torch.ones(len(rows)) if self.weight is None else self.weight[rows]
+        return float((values * weight).sum() / weight.sum().clamp_min(1e-30))
+
+    def _population(self) -> Population:
+        stack = self.stack
+        kept = self.best_nll.isfinite()  # one that never had a finite NLL keeps what it ended with, and shows it
+        layers, log_precision = stack.layers(torch.where(kept[:, None], self.best, stack.flat))
+        curve = torch.stack(self.curve) if self.curve else torch.empty(0, len(stack.members))
+        return Population(
+            stack.members, layers, log_precision, stack.x_mean, stack.x_scale, stack.y_mean, stack.y_scale,
+            stack.likelihood, curve, self.best_epoch,
+        )  # fmt: skip
