@@ -4,6 +4,7 @@ import gc
 import os
 import random
 import sys
+import threading
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 import bbalpha
 import zoo
+from bbalpha._engine.inputs import Inputs
 
 # a strike while Python throws a generator away is only reported, and harms nothing
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -136,3 +138,24 @@ def test_no_bar_no_lock_of_tqdm(monkeypatch):
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
     bbalpha.predict_classification(model, torch.randn(5, 4), n_passes=3)
     bbalpha.predict_classification(model, torch.randn(5, 4), n_passes=3, progress=False)
+
+
+def test_an_interrupt_leaves_no_lock_that_other_threads_wait_for():
+    found = []
+
+    def look():
+        found.append(Inputs.of(torch.zeros(3, 2)).rows)
+
+    for n in range(1, 1 + steps(look)):
+        sys.settrace(Struck(n))
+        try:
+            look()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        other = threading.Thread(target=look, daemon=True)
+        other.start()
+        other.join(20)
+        assert not other.is_alive(), f"hangs after an interrupt at step {n}"
+    assert set(found) == {3}

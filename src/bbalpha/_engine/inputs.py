@@ -6,9 +6,8 @@ found by evidence (`bbalpha._engine.rows`), never by a coincidence of sizes alon
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import combinations
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +19,22 @@ from bbalpha._torch import concrete
 
 BatchDim = int | tuple[Any, ...] | list[Any] | Mapping[str, Any]  # an axis, or one (or None) for every input
 Axes = tuple[int | None, ...]
+T = TypeVar("T")
+
+
+class lazy(Generic[T]):  # noqa: N801 - a decorator, called like a function
+    """A property that is found out once, without a lock.
+
+    That of functools has one for all objects of a class, and an interrupt at the wrong moment leaves it locked for good
+    (Python 3.11): every other thread hangs.
+    """
+
+    def __init__(self, find: Callable[[Any], T]) -> None:
+        self.find, self.__doc__ = find, find.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> T:
+        value = instance.__dict__[self.find.__name__] = self.find(instance)
+        return value
 
 
 @dataclass(frozen=True)
@@ -62,12 +77,12 @@ class Inputs:
             return model(**self.x)
         return model(*self.x) if type(self.x) is tuple else model(self.x)
 
-    @cached_property
+    @lazy
     def tensors(self) -> list[Tensor]:
         """The tensors among the inputs."""
         return _tensors(self.x)
 
-    @cached_property
+    @lazy
     def rows(self) -> int | None:
         """N; None where no input is known to have rows."""
         if isinstance(self.x, Tensor):
