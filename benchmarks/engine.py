@@ -265,10 +265,9 @@ case_tiny.ways = tiny_ways
 
 def case_profile(_, K, batch, rounds):
     """Where a call of `sample` on the tiny net spends its time, part by part."""
-    from bbalpha._engine.guards import draw_seed
     from bbalpha._engine.inputs import Inputs
     from bbalpha._engine.planning import find_plan
-    from bbalpha._kernels import Passes
+    from bbalpha._kernels import Passes, draw_seed
 
     net, x = mlp([13, 50, 1], dropout=0.05), torch.rand(batch, 13)
     inputs, passes = Inputs.of(x, 0), Passes(0, 0, K)

@@ -127,22 +127,6 @@ def test_under_vmap_and_torch_func():
     torch.testing.assert_close(slope, plain)
 
 
-@pytest.mark.parametrize("own_gradient", [False, True])
-def test_in_place_is_out_of_place(own_gradient):
-    noise = noise_of((50, 60), 0.5, count=4)
-    x = torch.randn(4, 50, 60, requires_grad=True)
-    weight = torch.randn(4, 50, 60)
-
-    def through(kernel):
-        y = kernel(x * 1.0)
-        return y, torch.autograd.grad(((y * 1.0) * weight).sum(), x)[0]
-
-    out, grad = through(lambda z: masks.relu_dropout_(z, noise, own_gradient=own_gradient))
-    plain, plain_grad = through(lambda z: masks.relu_dropout(z, noise))
-    torch.testing.assert_close(out, plain, rtol=0, atol=0)
-    torch.testing.assert_close(grad, plain_grad, rtol=0, atol=0)
-
-
 def test_the_fused_kernel_keeps_its_output_and_nothing_else():
     noise = noise_of((100, 100), 0.5)
     kept = []

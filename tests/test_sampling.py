@@ -10,7 +10,7 @@ from torch import nn
 import bbalpha
 import reference
 from bbalpha import sample
-from bbalpha._engine import chains
+from bbalpha._engine import gathering
 from bbalpha.networks import mlp
 
 STRATEGIES = ["loop", "repeat", "vmap", "auto"]
@@ -91,7 +91,7 @@ print(bbalpha.sample(net, x, 4, seed=9, masks="shared").sum(1).tolist())
 @pytest.mark.parametrize("masks", ["per_example", "shared"])
 def test_moments_are_those_of_torchs_dropout(masks, gather, monkeypatch):
     """Mean, variance and covariance over outputs of 20,000 draws."""
-    monkeypatch.setattr(chains, "_WORTH_GATHERING", 1 if gather else 2**62)
+    monkeypatch.setattr(gathering, "_WORTH_IT", 1 if gather else 2**62)
     net, x = mlp([6, 12, 12, 3], dropout=0.5), torch.randn(1, 6)
     n = 20_000
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Fast random masks, addressed by (seed, pass), and the kernels that apply them.
+"""Fast random masks, addressed by (seed, pass), and the kernel that applies them.
 
 torch's CPU dropout spends as long on drawing the mask as on the matrix product it serves. Here 8 random
 bits a unit (32 when the rate is no multiple of 1/256) are cut from 64-bit words, and applied by vectorised
@@ -20,36 +20,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bbalpha._torch import apply_function, outside_transforms
+from bbalpha._torch import apply_function, outside_transforms, transforms_active, where_above
 
-_threshold = torch.ops.aten.threshold_backward  # (x, noise, t): x where noise > t, else 0; broadcasts
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Random bytes and the threshold above which a unit is kept.
-
-    Attributes:
-        values: int8, of the shape of what it is applied to or broadcasting to it; factors if threshold is None.
-        threshold: A unit is kept where its value is larger. None: the values are to be multiplied with.
-        scale: One over the realised keep probability.
-    """
-
-    values: Tensor
-    threshold: int | None
-    scale: float
-
-    def keep(self) -> Tensor:
-        """Which units are kept, as bool."""
-        return self.values > (self.threshold or 0)
-
-    @property
-    def apart(self) -> tuple[Tensor, int | None, float]:
-        """values, threshold, scale."""
-        return self.values, self.threshold, self.scale
+# ------------------------------------------------------------------------------ seeds
 
 
-# ------------------------------------------------------------------------------ drawing
+def draw_seed(generator: torch.Generator | None) -> int:
+    """A seed from `generator`; None is torch's global one."""
+    if transforms_active():
+        with outside_transforms():
+            return draw_seed(generator)
+    return int(torch.empty((), dtype=torch.int64, device=_CPU).random_(generator=generator).item())
+
+
+_CPU = torch.device("cpu")  # whatever the default device
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """The seed of the order of the rows in an epoch of training."""
+    return pass_seed(seed ^ 0x5DEECE66D, epoch)
+
+
+def step_seed(seed: int, step: int) -> int:
+    """The seed of the masks of training step `step`."""
+    return pass_seed(seed ^ 0x2545F4914F6CDD1D, step)
 
 
 def pass_seed(seed: int, index: int) -> int:
@@ -76,6 +70,33 @@ def pass_seeds(seed: int, first: int, count: int) -> list[int]:
     return seeds
 
 
+# ------------------------------------------------------------------------------ drawing
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Random bytes and the threshold above which a unit is kept.
+
+    Attributes:
+        values: int8, of the shape of what it is applied to or broadcasting to it; factors if threshold is None.
+        threshold: A unit is kept where its value is larger. None: the values are to be multiplied with.
+        scale: One over the realised keep probability.
+    """
+
+    values: Tensor
+    threshold: int | None
+    scale: float
+
+    def keep(self) -> Tensor:
+        """Which units are kept, as bool."""
+        return self.values > (self.threshold or 0)
+
+    @property
+    def apart(self) -> tuple[Tensor, int | None, float]:
+        """values, threshold, scale."""
+        return self.values, self.threshold, self.scale
+
+
 class Passes:
     """The generators of `count` passes from `first` on, and the noise they draw.
 
@@ -90,7 +111,7 @@ class Passes:
         self.device = device
         where = () if device is None or device.type == "cpu" else (device,)
         self.generators = [torch.Generator(*where).manual_seed(s) for s in pass_seeds(seed, first, count)]
-        self.transformed = torch._C._are_functorch_transforms_active()
+        self.transformed = transforms_active()
 
     def plain(self) -> AbstractContextManager[Any]:
         """A context to draw in: outside of torch.func transforms that were at work before the passes began."""
@@ -233,47 +254,34 @@ def dropout(x: Tensor, noise: Noise) -> Tensor:
     >>> dropout(torch.ones(1, 1000), noise).unique()
     tensor([0., 2.])
     """
-    return _apply(_Dropout, x, noise)
+    return _apply(x, noise, relu=False)
 
 
 def relu_dropout(x: Tensor, noise: Noise) -> Tensor:
     """dropout(relu(x)) in one step: keeps its output for the backward and neither x nor the mask."""
-    return _apply(_ReluDropout, x, noise)
+    return _apply(x, noise, relu=True)
 
 
-def relu_dropout_(x: Tensor, noise: Noise, *, own_gradient: bool) -> Tensor:
-    """`relu_dropout` that overwrites `x`, (K, N, ...) as the noise, and allocates nothing of its size.
-
-    Args:
-        x: Not needed by anybody else; not a leaf that requires grad.
-        noise: Of the axes of x.
-        own_gradient: Whether the gradient that comes back may be overwritten too: true if the result only
-            goes where nobody keeps it.
-    """
-    return _apply(_ReluDropoutInPlace, x, noise, own_gradient)
-
-
-def _apply(function: Any, x: Tensor, noise: Noise, *options: bool) -> Tensor:
-    args = (x, *noise.apart, *options)
-    if x.requires_grad or torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
-        return apply_function(function, *args)
+def _apply(x: Tensor, noise: Noise, *, relu: bool) -> Tensor:
+    args = (x, *noise.apart, relu)
+    if x.requires_grad or transforms_active() or torch.compiler.is_compiling():
+        return apply_function(_Dropout, *args)
     with torch.no_grad():
-        out: Tensor = function.forward(*args)
-    return out
+        return _Dropout.forward(*args)
 
 
 def select(x: Tensor, values: Tensor, threshold: int | None, scale: float, out: Tensor | None = None) -> Tensor:
     """What `values` let through: x * scale where values > threshold, else 0; in blocks that stay in the cache."""
     if threshold is None:
         return x * values if out is None else torch.mul(x, values, out=out)
-    if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-        chosen: Tensor = _threshold(x, values.to(x.dtype), threshold)
+    if torch.is_grad_enabled() or transforms_active():
+        chosen: Tensor = where_above(x, values.to(x.dtype), threshold)
         return chosen * scale
     by_pass = x.ndim == values.ndim and x.shape[0] == values.shape[0]  # (K, N, D) and (K, N, D) or (K, 1, D)
     if max(x.numel(), values.numel()) <= _BLOCK or not (by_pass or x.shape == values.shape[1:]):
         few = values.to(x.dtype)
         small: Tensor = (
-            _threshold(x, few, threshold) if out is None else _threshold.grad_input(x, few, threshold, grad_input=out)
+            where_above(x, few, threshold) if out is None else where_above.grad_input(x, few, threshold, grad_input=out)
         )
         return small.mul_(scale)
     if out is None:
@@ -281,7 +289,7 @@ def select(x: Tensor, values: Tensor, threshold: int | None, scale: float, out: 
     step = max(1, _BLOCK * out.shape[0] // out.numel())
     for i in range(0, out.shape[0], step):
         part = slice(i, i + step)
-        _threshold.grad_input(x[part] if by_pass else x, values[part].to(x.dtype), threshold, grad_input=out[part])
+        where_above.grad_input(x[part] if by_pass else x, values[part].to(x.dtype), threshold, grad_input=out[part])
         out[part].mul_(scale)
     return out
 
@@ -289,73 +297,30 @@ def select(x: Tensor, values: Tensor, threshold: int | None, scale: float, out: 
 _BLOCK = 2**18  # units: 1 MiB of float32
 
 
-def _sum_to(grad: Tensor, shape: torch.Size) -> Tensor:
-    return grad if grad.shape == shape else grad.sum_to_size(shape)
-
-
 class _Dropout(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, values: Tensor, threshold: int, scale: float) -> Tensor:
-        return select(x, values, threshold, scale)
+    def forward(x: Tensor, values: Tensor, threshold: int | None, scale: float, relu: bool) -> Tensor:
+        out = select(x, values, threshold, scale)
+        return out.relu_() if relu else out
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, float], output: Tensor) -> None:
-        x, values, ctx.threshold, ctx.scale = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int | None, float, bool], output: Tensor) -> None:
+        x, values, ctx.threshold, ctx.scale, relu = inputs
         ctx.shape = x.shape
+        if relu:  # the output is positive exactly where x was positive and the unit was kept
+            values, ctx.threshold = output, 0
         ctx.save_for_backward(values)
         ctx.save_for_forward(values)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         (values,) = ctx.saved_tensors
-        return _sum_to(select(grad, values, ctx.threshold, ctx.scale), ctx.shape), None, None, None
+        grad = select(grad, values, ctx.threshold, ctx.scale)
+        return grad if grad.shape == ctx.shape else grad.sum_to_size(ctx.shape), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
         (values,) = ctx.saved_tensors
         return select(tangent, values, ctx.threshold, ctx.scale)
-
-
-class _ReluDropout(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, values: Tensor, threshold: int, scale: float) -> Tensor:
-        return select(x, values, threshold, scale).relu_()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, float], output: Tensor) -> None:
-        x, _, _, ctx.scale = inputs
-        ctx.shape = x.shape
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (output,) = ctx.saved_tensors  # positive exactly where x was positive and the unit was kept
-        return _sum_to(select(grad, output, 0, ctx.scale), ctx.shape), None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
-        (output,) = ctx.saved_tensors
-        return select(tangent, output, 0, ctx.scale)
-
-
-class _ReluDropoutInPlace(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, values: Tensor, threshold: int, scale: float, own_gradient: bool) -> Tensor:
-        return select(x, values, threshold, scale, out=x).relu_()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, float, bool], output: Tensor) -> None:
-        x, _, _, ctx.scale, ctx.own_gradient = inputs
-        ctx.mark_dirty(x)
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        (output,) = ctx.saved_tensors
-        mine = ctx.own_gradient and grad.is_contiguous()
-        return select(grad, output, 0, ctx.scale, out=grad if mine else None), None, None, None, None

@@ -1,19 +1,52 @@
-"""Every private part of torch that the library uses, in one place."""
+"""Every private or forged part of torch that the library uses: what each is for, and what is lost where it goes.
 
+No other file names one (a test looks). All of it was tried with torch 2.6 and 2.13. What only some versions have is
+left out where it is missing; what the library cannot do without is an ImportError that names it.
+"""
+
+import sys
+import types
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._functorch import pyfunctorch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+try:
+    # nested outputs and inputs, as torch itself takes them apart (ModelOutput, named tuples); else: a walk of our own
+    # draws that no Python function shows (`Hidden`); else: such models run one by one with global generators seeded
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+    # whether a transform of torch.func is at work, in which values cannot be read and generators not be asked
+    transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+    # whether a tensor is of such a transform, or of vmap; else: `sample` inside torch.func is refused
+    is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+    is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
+    # (x, values, t): x where values > t, else 0, in one vectorised step and broadcasting; else: torch.where, 2 x slower
+    where_above = torch.ops.aten.threshold_backward
+except (ImportError, AttributeError) as error:
+    raise ImportError(
+        f"bbalpha was made for torch 2.6 to 2.13; torch {torch.__version__} lacks a part: {error}"
+    ) from error
+
+__all__ = ["TreeSpec", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]
+
+
+# ------------------------------------------------------------------------------ autograd and torch.func
 
 
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Tensor:
     """function.apply(*args); outside of torch.func transforms without the binding of default arguments.
 
-    That binding costs 0.1 ms a call, more than a small network takes.
+    That binding takes 40 us a call, a quarter of what a small network takes. Forged: the `apply` of the class below
+    torch.autograd.Function; without it, function.apply.
     """
-    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+    if transforms_active() or torch.compiler.is_compiling():
         out: Tensor = function.apply(*args)
     else:
         out = super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
@@ -21,20 +54,275 @@ def apply_function(function: type[torch.autograd.Function], *args: Any) -> Tenso
 
 
 def outside_transforms() -> AbstractContextManager[Any]:
-    """A context outside of the torch.func transforms that are at work: random calls and values of tensors are plain."""
-    if not torch._C._are_functorch_transforms_active():
+    """A context outside of the torch.func transforms that are at work: random calls and values of tensors are plain.
+
+    Without it `sample` inside of torch.func fails where torch refuses to draw.
+    """
+    if not transforms_active():
         return nullcontext()
+    from torch._functorch import pyfunctorch
+
     return pyfunctorch.temporarily_clear_interpreter_stack()
 
 
 def concrete(t: Tensor) -> Tensor:
     """A tensor with values that Python may read, for one that a torch.func transform has wrapped; of a batch the first.
 
+    For plans, which are made by trying; without it `sample` inside of torch.func must have been planned outside.
+
     >>> torch.func.vmap(lambda t: (concrete(t) == 1.0).all() * t)(torch.ones(2, 3)).shape
     torch.Size([2, 3])
     """
     functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(t):
+    while is_wrapped(t):
         value: Tensor = functorch.get_unwrapped(t)
-        t = value.select(functorch.maybe_get_bdim(t), 0) if functorch.is_batchedtensor(t) else value
+        t = value.select(functorch.maybe_get_bdim(t), 0) if is_batched(t) else value
     return t
+
+
+version_of: Callable[[Tensor], int] = attrgetter("_version")  # grows when a tensor is written to: plans hang on it
+base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")  # what it is a view of: whose weights were fed?
+
+
+# ------------------------------------------------------------------------------ modes of a thread
+
+Modes = tuple[bool, list[Any], int, int]
+
+
+def modes() -> Modes:
+    """The modes of torch this thread is in: gradients, overrides, dispatchers, transforms.
+
+    With `restore_modes`, what an interrupt may leave behind; without the two, such a thread has to be started anew.
+    """
+    return (
+        torch.is_grad_enabled(),
+        _function_modes(),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._functorch.get_dynamic_layer_stack_depth(),
+    )
+
+
+def restore_modes(before: Modes) -> None:
+    """Leave the modes that were entered since `before`."""
+    grad, functions, dispatches, depth = before
+    while torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+    while torch._C._len_torch_dispatch_stack() > dispatches:
+        torch._C._pop_torch_dispatch_stack(None)
+    if _function_modes() != functions:
+        while torch._C._len_torch_function_stack():
+            torch._C._pop_torch_function_stack()
+        for mode in functions:
+            torch._C._push_on_torch_function_stack(mode)
+    torch._C._set_grad_enabled(grad)
+
+
+def _function_modes() -> list[Any]:
+    count = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(i) for i in range(count)] if count else []
+
+
+# ------------------------------------------------------------------------------ functions and operators
+
+
+class DispatchMode(TorchDispatchMode):
+    """Sees every operator on its way to the kernel; it does without dynamo, which takes a second to import."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+def operator_name(operator: Any) -> str:
+    """The name of an operator that a dispatch mode meets, "aten::rand"."""
+    return str(operator._schema.name)
+
+
+def takes_generator(operator: Any) -> bool:
+    """Whether an operator that a dispatch mode meets can be given a generator."""
+    return any(a.name == "generator" for a in operator._schema.arguments)
+
+
+def native(name: str) -> Any:
+    """torch.<name>, a kernel without documentation that torch's layers call; its name, which nobody calls, if gone."""
+    return getattr(torch, name, name)
+
+
+def body_of(func: Any) -> Any:
+    """A Python function of torch.nn.functional, to be run with an override mode on, so that its random calls are seen.
+
+    Forged: at their top these functions ask whether somebody overrides them, which would call the mode again for ever;
+    in the copy that question is answered no. Without it each of them has to be written anew.
+    """
+    copy = types.FunctionType(func.__code__, _NOT_OVERRIDDEN, func.__name__, func.__defaults__, func.__closure__)
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
+
+
+_NOT_OVERRIDDEN = dict(vars(F)) | {
+    name: lambda *_: False for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+}
+
+
+def inside_checkpoint(outermost: types.CodeType) -> bool:
+    """Whether the caller, further in than `outermost`, is at work inside torch.utils.checkpoint.
+
+    Forged: read off the frames. Without it gradient checkpointing would give wrong gradients and not an error.
+    """
+    checkpoint = sys.modules.get("torch.utils.checkpoint")  # torch 2.6 imports it when it is asked for
+    frame: types.FrameType | None = None if checkpoint is None else sys._getframe(1)
+    while frame is not None and frame.f_code is not outermost:
+        if frame.f_code.co_filename == checkpoint.__file__:  # type: ignore[union-attr]
+            return True
+        frame = frame.f_back
+    return False
+
+
+# ------------------------------------------------------------------------------ layers
+
+
+def convolve(layer: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
+    """What a convolution with another weight gives, padding modes included; else: F.conv, without these."""
+    return layer._conv_forward(x, weight, layer.bias)  # type: ignore[no-any-return,operator]
+
+
+def recur(kind: type[nn.RNNBase], layer: nn.RNNBase, change: Callable[[Tensor], Tensor], x: Any, hx: Any) -> Any:
+    """What a recurrent layer with changed weights gives, run as a `kind`; the layer itself is left alone.
+
+    Without it: torch.func.functional_call, which changes the layer for a moment, so that threads could not share it.
+    """
+    weights = [change(getattr(layer, name)) for name in layer._flat_weights_names]
+    return kind.forward(_Reweighted(layer, weights), x, hx)
+
+
+class _Reweighted:
+    def __init__(self, layer: nn.Module, weights: list[Tensor]) -> None:
+        self._layer, self._flat_weights = layer, weights
+
+    def _update_flat_weights(self) -> None:
+        """They are up to date."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+
+def decay_after_unscaling(optimizer: torch.optim.Optimizer) -> None:
+    """Have a GradScaler unscale the gradients before the step of a fused optimiser: something is added to them."""
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+
+
+# ------------------------------------------------------------------------------ modules
+# What every nn.Module keeps in its __dict__. Public ways to it (named_children, register_...) leave out modules that
+# stand in two places, or cost three times as much; without it there are no shadows, and models are run in place.
+
+MODULE_STATE = frozenset(nn.Module().__dict__) | {"_compiled_call_impl"}
+_LISTENERS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def children(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The children by name, also those that stand in two places."""
+    return module._modules
+
+
+def buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """Its own buffers by name."""
+    return module._buffers
+
+
+def parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """Its own parameters by name."""
+    return module._parameters
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """`parameters` in a new place, which may be written to: for a copy, which shares that of its model."""
+    module.__dict__["_parameters"] = dict(module._parameters)
+    return module._parameters
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy with attributes, a place for children and one for buffers of its own; not compiled."""
+    twin: nn.Module = object.__new__(type(module))
+    state = module.__dict__.copy()
+    object.__setattr__(twin, "__dict__", state)
+    for name in ("_modules", "_buffers"):
+        if state[name]:
+            state[name] = state[name].copy()
+    if state.get("_compiled_call_impl") is not None:
+        state["_compiled_call_impl"] = None
+    return twin
+
+
+def listened_to(module: nn.Module) -> nn.Module:
+    """`module`, a copy, with hooks of its own: whoever listens to it does not listen to the model."""
+    for name in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called"):
+        module.__dict__[name] = module.__dict__[name].copy()
+    return module
+
+
+def is_hooked(attributes: dict[str, Any]) -> bool:
+    """Whether somebody listens to the calls of a module with these attributes, or put a forward of his own in it."""
+    forward, before, backward, before_backward = _LISTENERS
+    return bool(attributes[forward] or attributes[before] or attributes[backward] or attributes[before_backward]) or (
+        "forward" in attributes
+    )
+
+
+def hook_places(module: nn.Module) -> Iterator[dict[int, Any]]:
+    """Where its forward hooks and forward pre-hooks are kept; nothing for TorchScript, which takes none."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        yield from (module._forward_hooks, module._forward_pre_hooks)
+
+
+def change_hooks(module: nn.Module, change: Callable[[Any], Any]) -> None:
+    """Give a copy other forward hooks and pre-hooks, in places of its own."""
+    state = module.__dict__
+    for name in _LISTENERS[:2]:
+        if state[name]:
+            state[name] = type(state[name])((key, change(hook)) for key, hook in state[name].items())
+
+
+def has_global_hooks() -> bool:
+    """Whether somebody listens to the calls of all modules; assumed not where torch keeps them elsewhere."""
+    return any(getattr(nn.modules.module, f"_global{name}", None) for name in _LISTENERS)
+
+
+# ------------------------------------------------------------------------------ compiled and wrapped modules
+
+
+def compiler_loaded() -> bool:
+    """Whether anything can have been compiled: importing the compiler takes a second."""
+    return "torch._dynamo" in sys.modules
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether it is what torch.compile made, or compiled in place."""
+    return is_wrapper(module) or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether it is the module that torch.compile puts around another, to which it hands on its flags."""
+    return "_orig_mod" in module._modules
+
+
+class Eager(nn.Module):
+    """In the place of such a wrapper: the same name for its only child, run as it was written."""
+
+    def __init__(self, wrapper: nn.Module, change: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self._orig_mod = change(wrapper._orig_mod)  # type: ignore[arg-type]
+        self.training = wrapper.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model inside gives."""
+        return self._orig_mod(*args, **kwargs)
+
+
+def written_class(module: nn.Module) -> type:
+    """The class as somebody wrote it: before torch scripted the module, or wrapped its class to parametrise it."""
+    if isinstance(module, torch.jit.ScriptModule):
+        found: type = getattr(nn, getattr(module, "original_name", ""), type(module))
+        return found
+    return type(module).__mro__[1] if parametrize.is_parametrized(module) else type(module)

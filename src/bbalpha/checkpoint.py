@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bbalpha import _files as folders
+from bbalpha._torch import hook_places
 from bbalpha.checks import check_model
 from bbalpha.layers import Dropout
 
@@ -165,7 +166,7 @@ def describe(model: nn.Module) -> dict[str, Any] | None:
         whole = all(children.values()) and len(children) == len(model)  # a layer used twice is listed once
         return {"layer": "Sequential", "children": children} if whole else None
     name = _NAMES.get(type(model))
-    if name is None or model._forward_hooks or model._forward_pre_hooks:
+    if name is None or any(hook_places(model)):
         return None
     told: dict[str, Any] = {"layer": name}
     for argument in _LAYERS[name][1]:

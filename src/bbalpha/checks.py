@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bbalpha._torch import is_wrapped
+
 
 def check_model(model: Any) -> None:
     """Refuse what is no torch module."""
@@ -57,7 +59,7 @@ def check_number(name: str, value: Any, *, above: float | None = None, least: fl
 
 def readable(t: Tensor) -> bool:
     """Whether values may steer Python here: not inside torch.compile or a torch.func transform."""
-    return not torch.compiler.is_compiling() and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+    return not torch.compiler.is_compiling() and not is_wrapped(t)
 
 
 def check_alpha(alpha: float) -> float:

@@ -15,17 +15,15 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.dropout import _DropoutNd
-from torch.utils._pytree import tree_leaves
 
+from bbalpha._engine import kinds
 from bbalpha._engine.guards import steady
 from bbalpha._engine.inputs import BatchDim, Inputs
 from bbalpha._engine.planning import find_plan
 from bbalpha._engine.running import Run
-from bbalpha._engine.sites import INSERTED, is_norm
+from bbalpha._engine.sites import INSERTED
 from bbalpha._engine.tracing import Site, Trace, trace
+from bbalpha._torch import hook_places, is_compiled, tree_leaves
 from bbalpha.checks import check_count, check_model
 from bbalpha.layers import (
     DropConnect,
@@ -193,9 +191,9 @@ def remove_dropout(model: Model) -> Model:
     for module in list(model.modules()):
         if hasattr(module, INSERTED):
             delattr(module, INSERTED)
-            for key, hook in list(module._forward_pre_hooks.items()):
-                if hook is _drop_first_input:
-                    del module._forward_pre_hooks[key]
+            for hooks in hook_places(module):
+                for key in [key for key, hook in hooks.items() if hook is _drop_first_input]:
+                    del hooks[key]
         if hasattr(module, _CONVERTED):
             delattr(module, _CONVERTED)
             delattr(module, "p" if isinstance(module, DropConnect) else "log_std")
@@ -223,11 +221,11 @@ def _warnings(model: nn.Module, seen: Trace, asleep: Trace) -> Iterator[str]:
     scripted = {name for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)}
     for name, m in model.named_modules():
         where = name or "the model"
-        if isinstance(m, _NormBase) and m.training:
+        if isinstance(m, kinds.BATCH_NORMS) and m.training:
             yield f"{where} is in training mode: each pass has batch statistics of its own, and they move once a call."
-        if isinstance(m, _DropoutNd) and name not in met and not seen.hidden:
+        if isinstance(m, kinds.DROPOUT) and name not in met and not seen.hidden:
             yield f"{where} ({type(m).__name__}) was not called."
-        if hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None:
+        if is_compiled(m):
             yield f"{where} is compiled: while sampling it runs as it was written."
         if name in scripted and (not name or name.rpartition(".")[0] not in scripted):
             yield f"{where} is traced or scripted: its draws cannot be intercepted, and passes are run one by one."
@@ -259,7 +257,7 @@ def _chosen(model: nn.Module, before: Before, recurrent: bool) -> Iterator[tuple
         if before == "linear":
             wanted = _is_linear(module)
         elif before == "all":
-            wanted = _is_linear(module) or isinstance(module, _ConvNd)
+            wanted = _is_linear(module) or isinstance(module, kinds.ANY_CONVOLUTION)
         else:
             wanted = before(name, module) if _takes_name(before) else before(module)
         if wanted:
@@ -270,7 +268,7 @@ def _has_weights(module: nn.Module) -> bool:
     """A layer that multiplies its input by a weight, of torch or of somebody else."""
     weight = getattr(module, "weight", None)
     looked_up = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-    return isinstance(weight, Tensor) and weight.ndim > 1 and not looked_up and not is_norm(module)
+    return isinstance(weight, Tensor) and weight.ndim > 1 and not looked_up and not kinds.is_norm(module)
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -288,7 +286,7 @@ def _takes_name(predicate: Callable[..., bool]) -> bool:
 def _replaced_by(layer: Any) -> Callable[[nn.Module], bool]:
     """Whether a module is of a kind that `layer` takes the place of."""
     if layer is DropConnect:
-        return lambda m: _is_linear(m) or isinstance(m, (_ConvNd, nn.RNNBase))
+        return lambda m: _is_linear(m) or isinstance(m, (*kinds.ANY_CONVOLUTION, nn.RNNBase))
     return _is_linear if _PLAIN[layer] is nn.Linear else lambda m: isinstance(m, _PLAIN[layer])
 
 

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bbalpha import _kernels as masks
+from bbalpha._torch import convolve, recur, transforms_active
 
 
 class Dropout(nn.Dropout):
@@ -44,7 +45,7 @@ class Dropout(nn.Dropout):
             or input.device.type != "cpu"
             or torch.compiler.is_compiling()
             or torch.overrides.has_torch_function_unary(input)
-            or torch._C._functorch.maybe_current_level() is not None
+            or transforms_active()
         ):
             return F.dropout(input, self.p, self.training, self.inplace)
         noise = masks.draw_noise([None], [(input.shape, self.p)])[0]
@@ -167,7 +168,6 @@ class DropConnectLinear(DropConnect, nn.Linear):
 class _DropConnectConv(DropConnect):
     weight: Tensor
     bias: Tensor | None
-    _conv_forward: Callable[[Tensor, Tensor, Tensor | None], Tensor]  # of torch's layer
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class _DropConnectConv(DropConnect):
 
     def forward(self, input: Tensor) -> Tensor:
         """The convolution of `input` with dropped weights, shapes as in torch's layer."""
-        return self._conv_forward(input, F.dropout(self.weight, self.p, self.training), self.bias)
+        return convolve(self, input, F.dropout(self.weight, self.p, self.training))
 
 
 class DropConnectConv1d(_DropConnectConv, nn.Conv1d):
@@ -214,7 +214,6 @@ class DropConnectConv3d(_DropConnectConv, nn.Conv3d):
 
 class _DropConnectRNN(DropConnect):
     _plain: type[nn.RNNBase]  # torch's layer
-    _flat_weights_names: list[str]
 
     def __init__(
         self,
@@ -236,9 +235,10 @@ class _DropConnectRNN(DropConnect):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """The output and the last states with dropped weights, shapes as in torch's layer."""
-        weights = (getattr(self, name) for name in self._flat_weights_names)
-        dropped = [F.dropout(w, self.p, self.training) if w.ndim > 1 else w for w in weights]
-        return self._plain.forward(_Reweighted(self, dropped), input, hx)
+        return recur(self._plain, self, self._dropped, input, hx)  # type: ignore[arg-type]
+
+    def _dropped(self, weight: Tensor) -> Tensor:
+        return F.dropout(weight, self.p, self.training) if weight.ndim > 1 else weight
 
 
 class DropConnectLSTM(_DropConnectRNN, nn.LSTM):
@@ -258,19 +258,6 @@ class DropConnectGRU(_DropConnectRNN, nn.GRU):
     """nn.GRU with single weights dropped at rate `p`: one draw for all rows of a pass (see DropConnectLSTM)."""
 
     _plain = nn.GRU
-
-
-class _Reweighted:
-    """A recurrent layer with other weights, for one call; the layer itself is not changed, so threads may share it."""
-
-    def __init__(self, layer: nn.Module, weights: list[Tensor]) -> None:
-        self._layer, self._flat_weights = layer, weights
-
-    def _update_flat_weights(self) -> None:
-        """They are up to date."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)
 
 
 class GaussianLinear(nn.Linear):

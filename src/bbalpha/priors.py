@@ -19,10 +19,11 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
-from bbalpha._engine.sites import INSERTED, is_norm
-from bbalpha.layers import ConcreteDropout, DropConnect, GaussianDropout
+from bbalpha._engine import kinds
+from bbalpha._engine.sites import INSERTED
+from bbalpha._torch import children
+from bbalpha.layers import ConcreteDropout, DropConnect
 
 
 @runtime_checkable
@@ -123,7 +124,7 @@ def _feeding(model: nn.Module) -> dict[str, list[nn.Module]]:
     found: dict[str, list[nn.Module]] = {}
     inner: set[nn.Module] = set()
     for name, module in model.named_modules():
-        if _is_weight_layer(module) and not isinstance(module, HasPriorKL) and _own_noise(module):
+        if isinstance(module, kinds.WEIGHTS) and not isinstance(module, HasPriorKL) and _own_noise(module):
             found.setdefault(_join(name, "weight"), _own_noise(module))
         if _is_recurrent(module):
             found = _recurrent_noise(module, name, []) | found
@@ -132,9 +133,9 @@ def _feeding(model: nn.Module) -> dict[str, list[nn.Module]]:
         noises: list[nn.Module] = []
         for child_name, child in _chain(module, name):
             inner.add(child)
-            if isinstance(child, _NOISE):
+            if isinstance(child, kinds.NOISE):
                 noises.append(child)
-            elif _is_weight_layer(child):
+            elif isinstance(child, kinds.WEIGHTS):
                 noises += _own_noise(child)
                 if noises and not isinstance(child, HasPriorKL):
                     found[_join(child_name, "weight")] = noises
@@ -142,7 +143,7 @@ def _feeding(model: nn.Module) -> dict[str, list[nn.Module]]:
             elif _is_recurrent(child):
                 found |= _recurrent_noise(child, child_name, noises)
                 noises = []
-            elif not isinstance(child, (nn.Sequential, *_ZERO_PRESERVING)):
+            elif not isinstance(child, (nn.Sequential, *kinds.ZERO_STAYS)):
                 noises = []
     return found
 
@@ -150,7 +151,7 @@ def _feeding(model: nn.Module) -> dict[str, list[nn.Module]]:
 def _own_noise(layer: nn.Module) -> list[nn.Module]:
     """The noise a weight layer has of itself: what `add_dropout` inserted, or dropped weights."""
     inserted = getattr(layer, INSERTED, None)
-    own: list[nn.Module] = [inserted] if isinstance(inserted, _NOISE) else []
+    own: list[nn.Module] = [inserted] if isinstance(inserted, kinds.NOISE) else []
     return [*own, layer] if isinstance(layer, DropConnect) else own
 
 
@@ -175,7 +176,7 @@ def _recurrent_noise(layer: nn.RNNBase, name: str, before: list[nn.Module]) -> d
 
 def _chain(module: nn.Sequential, name: str) -> Iterator[tuple[str, nn.Module]]:
     """The layers of nested Sequentials in the order they run, also those that run twice."""
-    for child_name, child in module._modules.items():
+    for child_name, child in children(module).items():
         path = _join(name, child_name)
         if child is not None:
             yield path, child
@@ -207,16 +208,7 @@ def _mask_entropies(model: nn.Module) -> Iterator[Tensor]:
         )
 
 
-_NOISE = (_DropoutNd, GaussianDropout, ConcreteDropout)
 _OTHER_KL = (HasPriorKL, ConcreteDropout)
-_ZERO_PRESERVING = (
-    nn.Flatten, nn.Unflatten, nn.Identity, nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.ELU, nn.SELU,
-    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d,
-)  # fmt: skip
-
-
-def _is_weight_layer(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Linear, nn.modules.conv._ConvNd, nn.Bilinear))
 
 
 def _quadratic(
@@ -229,7 +221,7 @@ def _quadratic(
             known[path] = math.prod((1 - _rate(n) for n in noises), start=1.0)
     seen: set[nn.Parameter] = set()
     for name, module in model.named_modules():
-        if is_norm(module):
+        if kinds.is_norm(module):
             continue
         for leaf, parameter in module.named_parameters(recurse=False):
             is_bias = "bias" in leaf

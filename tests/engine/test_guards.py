@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from bbalpha._engine.guards import Foreign, draw_seed, eager, forked_generators, seed_generators, steady
+from bbalpha._engine.guards import Foreign, eager, forked_generators, seed_generators, steady
+from bbalpha._kernels import draw_seed
 
 
 def test_forked_generators_come_back():

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import zoo
-from bbalpha._engine.sites import borrowed_buffers, is_norm, may_be_random, stochastic
+from bbalpha._engine.kinds import is_norm
+from bbalpha._engine.sites import borrowed_buffers, may_be_random, stochastic
 
 
 class Own(nn.Module):

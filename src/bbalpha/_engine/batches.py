@@ -17,20 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from tqdm import tqdm
 
-from bbalpha import _kernels as fast_masks
-from bbalpha._engine.guards import draw_seed, heed_interrupt, steady
+from bbalpha._engine.guards import heed_interrupt, steady
 from bbalpha._engine.inputs import BatchDim, Inputs
 from bbalpha._engine.planning import Masks, find_plan, run_passes
 from bbalpha._engine.running import Plan
-from bbalpha._engine.shadows import listened_to, shadowed
+from bbalpha._engine.shadows import shadowed
+from bbalpha._kernels import draw_seed, pass_seed
+from bbalpha._torch import listened_to, tree_flatten, tree_unflatten
 from bbalpha.checks import check_count, check_masks, check_model, check_seed
 
 _BUDGET = 2**22  # numbers in one activation: 16 MB of float32
 _PATIENCE = 3.0  # seconds before a progress bar shows
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 Reduce = Callable[[Iterator[Any], int], tuple[Tensor, ...]]
 
@@ -114,7 +113,7 @@ def _collected(
                 _check_inputs(inputs, rows.count)
                 # one function a pass for all rows when masks are shared; else every batch draws its own
                 own = rows.count > 0 and passes.masks == "per_example"
-                seed = fast_masks.pass_seed(base, rows.count) if own else base
+                seed = pass_seed(base, rows.count) if own else base
                 witness.begin(passes)
                 reduced = reduce(_groups(model, inputs, plan, passes, group, chunk, seed, witness), rows.count)
                 count = _check_rows(reduced, inputs, given, plan, axis)
@@ -204,7 +203,7 @@ def _groups(
     """The outputs of one batch, `group` passes at a time, rows behind the passes."""
     for first in range(0, passes.n_passes, group):
         count = min(group, passes.n_passes - first)
-        own: int | None = fast_masks.pass_seed(seed, first) if first else seed
+        own: int | None = pass_seed(seed, first) if first else seed
         if plan.own and passes.seed is None:
             own = None  # no seed reaches it
         with _explained(model, inputs):
@@ -380,10 +379,10 @@ def _refusal(module: nn.Module, x: Tensor) -> str | None:
         return f"takes whole numbers and got {x.dtype}; use x.long()"
     if isinstance(module, nn.Linear) and x.shape[-1] != module.in_features:
         return f"takes {module.in_features} features and got {x.shape[-1]}"
-    if isinstance(module, _CONVOLUTIONS):
+    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         axis = -1 - len(module.kernel_size)
         if x.ndim < -axis or x.shape[axis] != module.in_channels:
             return f"takes {module.in_channels} channels and got shape {tuple(x.shape)}"
-    if isinstance(module, (nn.Linear, *_CONVOLUTIONS)) and x.dtype != module.weight.dtype:
+    if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) and x.dtype != module.weight.dtype:
         return f"takes {module.weight.dtype} and got {x.dtype}; use x.to({module.weight.dtype})"
     return None

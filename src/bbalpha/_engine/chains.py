@@ -1,50 +1,31 @@
-"""The fast path for nn.Sequential: passes stacked in one batch, kernels fused, dropped units left out.
+"""The fast path for nn.Sequential: passes stacked in one batch, kernels fused.
 
-`find` recognises a chain of plain layers. `run` computes what comes before the first dropout once, then
-carries all passes in one batch, relu and dropout in one kernel. With shared masks a unit that is dropped is
-dropped for the whole batch, so its row of one weight and its column of the next are left out of the products:
-at dropout 0.5 a quarter of the work remains, forward and backward.
+`find` recognises a chain of plain layers. `run` computes what comes before the first dropout once, then carries all
+passes in one batch. With shared masks large layers are left to `gathering`.
+
+A chain that ends in Linear, ReLU and Dropout alone is one autograd node from its first dropout on: forward and backward
+are written out, so that a small network pays for its arithmetic and not for bookkeeping (a step takes 0.7 of what a
+node a layer takes), and a large one writes its masks over its activations instead of beside them. Second derivatives
+are left to autograd, on a second run with the same masks.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.modules.module import _has_any_global_hook
 
 from bbalpha import _kernels as masks
-from bbalpha import layers as own
-from bbalpha._engine import dense
-from bbalpha._kernels import Passes
+from bbalpha._engine import kinds
+from bbalpha._engine.gathering import Gathering
+from bbalpha._kernels import Noise, Passes
+from bbalpha._torch import apply_function, has_global_hooks, is_hooked, transforms_active
 
 Layers = Sequence[Any]  # nn.Modules, whose attributes are read
 
-# one unit at a time, so they may run on the kept units alone
-_ELEMENTWISE = (
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid,
-    nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid, nn.Identity,
-)  # fmt: skip
-# one channel at a time
-_CHANNELWISE = (
-    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-)  # fmt: skip
-# one row at a time
-_ROWWISE = (
-    *_ELEMENTWISE, *_CHANNELWISE, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Flatten, nn.LayerNorm, nn.GroupNorm,
-)  # fmt: skip
-_UNIT_DROPOUT = (nn.Dropout, own.Dropout)
-_CHANNEL_DROPOUT = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-
-_WEIGHTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
 _NEAR_CACHE = 2**21  # units of one layer, all passes that are stacked together
-# multiply-adds of one pass of a layer from which leaving units out is worth the gathering
-_WORTH_GATHERING = 2**23
+_LITTLE = 2**15  # units whose noise is drawn in one go, all layers together
 
 
 def find(model: nn.Module) -> tuple[nn.Module, ...] | None:
@@ -55,28 +36,28 @@ def find(model: nn.Module) -> tuple[nn.Module, ...] | None:
     >>> find(nn.LSTM(4, 8)) is None
     True
     """
-    if hooked(model.__dict__) or _has_any_global_hook():
+    if is_hooked(model.__dict__) or has_global_hooks():
         return None
     if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
         parts = [find(child) for child in model]  # with repeats: one layer may stand in two places
         return None if any(p is None for p in parts) else tuple(layer for p in parts if p for layer in p)
-    if type(model) in (*_UNIT_DROPOUT, *_CHANNEL_DROPOUT, nn.ReLU):
+    if type(model) in (*kinds.UNIT_DROPOUT, *kinds.CHANNEL_DROPOUT, nn.ReLU):
         return (model,)  # run by kernels of ours, in place or not
-    fits = type(model) in _ROWWISE and not getattr(model, "inplace", False)
+    fits = type(model) in kinds.ROWWISE and not getattr(model, "inplace", False)
     plain = getattr(model, "start_dim", 1) == 1 and not getattr(model, "return_indices", False)
     return (model,) if fits and plain else None
 
 
 def is_dense(layers: Layers, x: Tensor) -> bool:
     """Whether `layers` are a plain network for a table `x` (N, D), of which everything is known without trying."""
-    rates = [layer.p for layer in layers if isinstance(layer, _DropoutNd)]
-    plain = all(type(layer) in (nn.Linear, *_ELEMENTWISE, *_UNIT_DROPOUT) for layer in layers)
+    rates = [layer.p for layer in layers if type(layer) in kinds.DROPOUT]
+    plain = all(type(layer) in (nn.Linear, *kinds.ELEMENTWISE, *kinds.UNIT_DROPOUT) for layer in layers)
     return plain and x.ndim == 2 and len(x) > 0 and x.is_floating_point() and any(rates) and max(rates) < 1
 
 
 def run(layers: Layers, x: Tensor, passes: Passes, *, shared: bool) -> Tensor | None:
     """Outputs of all passes on `x` (N, ...): (K, N, ...), or None if no layer is random."""
-    first = next((i for i, layer in enumerate(layers) if _drops(layer)), None)
+    first = next((i for i, layer in enumerate(layers) if kinds.drops(layer)), None)
     if first is None:
         return None
     if first and type(layers[first - 1]) is nn.ReLU:
@@ -96,16 +77,16 @@ def run(layers: Layers, x: Tensor, passes: Passes, *, shared: bool) -> Tensor | 
 def _run(layers: Layers, x: Tensor, passes: Passes, shared: bool) -> Tensor:
     """Outputs of the passes from the first dropout on, by whatever fits best: (K, N, ...)."""
     chain = _Chain(layers, passes, x.shape[0], shared)
-    if x.ndim != 2 or not chain.may_be_ours(x) or (shared and chain.worth_gathering(x)):
+    if x.ndim != 2 or not chain.may_be_ours(x) or (shared and chain.gathering.worth(x, 0)):
         return chain.run(x)
-    parts = dense.blocks(layers)
+    parts = blocks(layers)
     if parts is None:
         return chain.run(x)
 
     def again(x: Tensor) -> Tensor:
         return _Chain(layers, passes.part(0, passes.count), x.shape[0], shared, plain=True).run(x).flatten(0, 1)
 
-    return dense.run(parts, x, passes, shared=shared, again=again).view(passes.count, x.shape[0], -1)
+    return run_dense(parts, x, passes, shared=shared, again=again).view(passes.count, x.shape[0], -1)
 
 
 def _passes_at_once(layers: Layers, x: Tensor, passes: int) -> int:
@@ -114,6 +95,9 @@ def _passes_at_once(layers: Layers, x: Tensor, passes: int) -> int:
         return passes
     widths = [layer.weight.shape[0] for layer in layers if isinstance(layer, nn.Linear)]
     return max(1, _NEAR_CACHE // max(1, x.shape[0] * max([*widths, x[:1].numel()])))
+
+
+# ------------------------------------------------------------------------------ layer by layer
 
 
 class _Chain:
@@ -125,6 +109,7 @@ class _Chain:
         self.rows = rows
         self.shared = shared
         self.plain = plain  # differentiable twice: nothing overwritten, nothing left out
+        self.gathering = Gathering(layers, passes, rows)
         self.stacked = False
 
     def run(self, x: Tensor) -> Tensor:
@@ -132,16 +117,16 @@ class _Chain:
         h, i = x, 0
         while i < len(self.layers):
             layer = self.layers[i]
-            if _drops(layer):
-                if self.shared and self.worth_gathering(h, i):
-                    h, i = self.gathered(i, h)
-                    continue
-                h = self.dropped(h, layer)
+            if kinds.drops(layer) and self.shared and self.may_be_ours(h) and self.gathering.worth(h, i):
+                batches = self._split(h).unbind(0) if self.stacked else [h] * self.passes.count
+                self.stacked = True
+                h, i = self.gathering.run(i, batches)
+                continue
+            if kinds.drops(layer):
+                h = self.dropped(h, layer, masks.dropout)
             elif type(layer) is nn.ReLU and self._fuses(i):
-                ours = i > 0 and type(self.layers[i - 1]) in _WEIGHTS
-                weights_follow = i + 2 < len(self.layers) and type(self.layers[i + 2]) is nn.Linear
-                h = self.relu_dropped(h, self.layers[i + 1], overwrite=ours, own_gradient=weights_follow)
                 i += 1
+                h = self.dropped(h, self.layers[i], masks.relu_dropout)
             else:
                 h = _apply(layer, h)
             i += 1
@@ -149,214 +134,187 @@ class _Chain:
 
     def _fuses(self, i: int) -> bool:
         """Whether the relu at `i` is followed by a dropout of units that shares a kernel with it."""
-        if i + 1 >= len(self.layers) or (self.shared and self._feeds_weights(i + 1)):
+        if i + 1 >= len(self.layers) or (self.shared and self.gathering.feeds_weights(i + 1)):
             return False
         then = self.layers[i + 1]
-        return type(then) in _UNIT_DROPOUT and 0 < then.p < 1
+        return type(then) in kinds.UNIT_DROPOUT and 0 < then.p < 1
 
-    def dropped(self, h: Tensor, layer: Any) -> Tensor:
-        """Dropout of h, stacked or not yet: (K * N, ...)."""
+    def dropped(self, h: Tensor, layer: Any, kernel: Callable[[Tensor, Noise], Tensor]) -> Tensor:
+        """Dropout of h by `kernel`, stacked or not yet: (K * N, ...)."""
         rows = self._split(h)
         if layer.p == 1:
             return rows.expand(self.passes.count, *rows.shape[-h.ndim :]).flatten(0, 1) * 0.0
-        return masks.dropout(rows, self._noise(rows.shape[-h.ndim :], layer)).flatten(0, 1)
-
-    def relu_dropped(self, h: Tensor, layer: Any, *, overwrite: bool, own_gradient: bool) -> Tensor:
-        """Dropout of relu(h), over h itself if nobody else needs it: (K * N, ...)."""
-        overwrite = overwrite and self.stacked and self.may_be_ours(h)
-        rows = self._split(h)
-        noise = self._noise(rows.shape[-h.ndim :], layer)
-        if not overwrite:
-            return masks.relu_dropout(rows, noise).flatten(0, 1)
-        if noise.values.shape == rows.shape:  # stay with h: in-place on a view costs autograd dear
-            noise = replace(noise, values=noise.values.flatten(0, 1))
-            return masks.relu_dropout_(h, noise, own_gradient=own_gradient)
-        return masks.relu_dropout_(rows, noise, own_gradient=own_gradient).flatten(0, 1)
+        drawn = list(rows.shape[-h.ndim :])
+        if type(layer) in kinds.CHANNEL_DROPOUT:
+            drawn[2:] = [1] * (h.ndim - 2)
+        if self.shared:
+            drawn[0] = 1
+        return kernel(rows, self.passes.noise(drawn, layer.p)).flatten(0, 1)
 
     def _split(self, h: Tensor) -> Tensor:
         """(K, N, ...) of what is stacked; from here on everything is."""
         stacked, self.stacked = self.stacked, True
         return h.view(self.passes.count, self.rows, *h.shape[1:]) if stacked else h
 
-    def _noise(self, shape: torch.Size, layer: Any) -> masks.Noise:
-        drawn = list(shape)
-        if type(layer) in _CHANNEL_DROPOUT:
-            drawn[2:] = [1] * (len(shape) - 2)
-        if self.shared:
-            drawn[0] = 1
-        return self.passes.noise(drawn, layer.p)
-
-    # ---- shared masks: dropped units are left out of the products
-
     def may_be_ours(self, h: Tensor) -> bool:
         """Whether kernels with a backward of our own may be used."""
-        return not (
-            self.plain or torch.is_autocast_enabled(h.device.type) or torch._C._are_functorch_transforms_active()
-        )
-
-    def worth_gathering(self, h: Tensor, i: int = 0) -> bool:
-        """Whether the dropout at `i` feeds weights large enough to leave units out of them."""
-        if type(self.layers[i]) is nn.ReLU:
-            i += 1
-        if not self._feeds_weights(i) or not self.may_be_ours(h):
-            return False
-        positions = h[0, 0].numel() if h.ndim > 2 else 1
-        while self._feeds_weights(i):
-            if positions * self.rows * self.layers[i + 1].weight.numel() >= _WORTH_GATHERING:
-                return True
-            i = self._next_dropout(i + 1)
-        return False
-
-    def gathered(self, i: int, h: Tensor) -> tuple[Tensor, int]:
-        """Run from the dropout at `i` as far as weights follow on dropout: stacked output, next layer."""
-        K = self.passes.count
-        batches = list(h.unflatten(0, (K, self.rows)).unbind(0)) if self.stacked else [h] * K
-        self.stacked = True
-        kept, scales = self._kept(i, h.shape[1])
-        batches = [b.index_select(1, k) for b, k in zip(batches, kept, strict=True)]
-        while True:
-            weights, end = self.layers[i + 1], self._next_dropout(i + 1)
-            wanted, next_scales = self._kept(end, weights.weight.shape[0]) if self._feeds_weights(end) else (None, [])
-            first = i + 2
-            if isinstance(weights, nn.Linear):
-                relu = type(self.layers[first]) is nn.ReLU if first < end else False
-                batches = _linear(weights, batches, kept, wanted, scales, relu)
-                first += relu
-            else:
-                batches = _convolution(weights, batches, kept, wanted, scales)
-            for layer in self.layers[first:end]:
-                batches = [b.relu() if type(layer) is nn.ReLU else layer(b) for b in batches]
-            if wanted is None:
-                return torch.cat(batches), end
-            i, kept, scales = end, wanted, next_scales
-
-    def _kept(self, i: int, units: int) -> tuple[list[Tensor], list[float]]:
-        """The units that the dropout at `i` keeps, and the scale of what is kept, pass by pass.
-
-        Where a pass keeps none, unit 0 stands in with a scale of 0: not every kernel takes empty operands.
-        """
-        noise = self.passes.noise((units,), self.layers[i].p)
-        kept = [k.nonzero().squeeze(1) for k in noise.keep()]
-        scales = [noise.scale if len(k) else 0.0 for k in kept]
-        return [k if len(k) else k.new_zeros(1) for k in kept], scales
-
-    def _feeds_weights(self, i: int) -> bool:
-        """Whether a dropout at `i` stands directly before weights whose inputs are the units it drops."""
-        if i + 1 >= len(self.layers) or not _drops(self.layers[i]) or self.layers[i].p == 1:
-            return False
-        then = self.layers[i + 1]
-        if type(self.layers[i]) in _UNIT_DROPOUT:
-            return type(then) is nn.Linear
-        return isinstance(then, _ConvNd) and then.groups == 1 and then.padding_mode == "zeros"
-
-    def _next_dropout(self, i: int) -> int:
-        """The next layer after the weights at `i` that is not computed unit by unit."""
-        alone = _ELEMENTWISE if isinstance(self.layers[i], nn.Linear) else (*_ELEMENTWISE, *_CHANNELWISE)
-        i += 1
-        while i < len(self.layers) and type(self.layers[i]) in alone:
-            i += 1
-        return i
-
-
-# ------------------------------------------------------------------------------ products of kept units
-
-
-def _linear(
-    layer: nn.Linear,
-    batches: list[Tensor],
-    kept: list[Tensor],
-    wanted: list[Tensor] | None,
-    scales: list[float],
-    relu: bool,
-) -> list[Tensor]:
-    return list(_GatheredLinear.apply(layer.weight, layer.bias, scales, relu, kept, wanted, *batches))
-
-
-def _gather(weight: Tensor, rows: Tensor | None, columns: Tensor) -> Tensor:
-    return (weight if rows is None else weight.index_select(0, rows)).index_select(1, columns)
-
-
-class _GatheredLinear(torch.autograd.Function):
-    """relu?(x_k W[rows_k, columns_k]^T * scale_k + b[rows_k]) for every pass k, and its gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        weight: Tensor,
-        bias: Tensor | None,
-        scales: list[float],
-        relu: bool,
-        columns: list[Tensor],
-        rows: list[Tensor] | None,
-        *batches: Tensor,
-    ) -> tuple[Tensor, ...]:
-        out, gathered = [], []
-        for k, x in enumerate(batches):
-            w = _gather(weight, rows[k] if rows else None, columns[k])
-            gathered.append(w)
-            if bias is None:
-                y = (x @ w.t()).mul_(scales[k])
-            else:
-                y = torch.addmm(bias.index_select(0, rows[k]) if rows else bias, x, w.t(), alpha=scales[k])
-            out.append(y.relu_() if relu else y)
-        ctx.save_for_backward(weight, *batches, *gathered, *(out if relu else ()))
-        ctx.biased, ctx.scales, ctx.relu, ctx.columns, ctx.rows = bias is not None, scales, relu, columns, rows
-        return tuple(out)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        weight, *saved = ctx.saved_tensors
-        K = len(grads)
-        width = weight.shape[1]
-        grad_weight, grad_bias = torch.zeros_like(weight), weight.new_zeros(weight.shape[0])
-        grad_batches: list[Tensor | None] = []
-        for k, grad in enumerate(grads):
-            x, rows, columns = saved[k], ctx.rows[k] if ctx.rows else None, ctx.columns[k]
-            g = masks.select(grad, saved[2 * K + k], 0, 1.0) if ctx.relu else grad
-            if ctx.needs_input_grad[0]:
-                part = (g.t() @ x).mul_(ctx.scales[k])
-                if rows is None:
-                    grad_weight.index_add_(1, columns, part)
-                else:
-                    at = rows[:, None] * width + columns
-                    grad_weight.view(-1).scatter_add_(0, at.view(-1), part.view(-1))
-            if ctx.biased:
-                grad_bias.index_add_(0, rows, g.sum(0)) if rows is not None else grad_bias.add_(g.sum(0))
-            needs = ctx.needs_input_grad[6 + k]
-            grad_batches.append((g @ saved[K + k]).mul_(ctx.scales[k]) if needs else None)
-        return grad_weight, grad_bias if ctx.biased else None, None, None, None, None, *grad_batches
-
-
-def _convolution(
-    layer: _ConvNd, batches: list[Tensor], kept: list[Tensor], wanted: list[Tensor] | None, scales: list[float]
-) -> list[Tensor]:
-    convolve = {3: nn.functional.conv1d, 4: nn.functional.conv2d, 5: nn.functional.conv3d}[batches[0].ndim]
-    out = []
-    for k, x in enumerate(batches):
-        rows = wanted[k] if wanted else None
-        bias = layer.bias if rows is None or layer.bias is None else layer.bias.index_select(0, rows)
-        weight = _gather(layer.weight, rows, kept[k]) * scales[k]
-        out.append(convolve(x, weight, bias, layer.stride, layer.padding, layer.dilation))
-    return out
-
-
-# ------------------------------------------------------------------------------ helpers
+        return not (self.plain or torch.is_autocast_enabled(h.device.type) or transforms_active())
 
 
 def _apply(layer: Any, h: Tensor) -> Tensor:
     if type(layer) is nn.ReLU:
         return h.relu()  # never in place: h may be the caller's
-    out: Tensor = h if isinstance(layer, _DropoutNd) else layer(h)
+    out: Tensor = h if type(layer) in kinds.DROPOUT else layer(h)
     return out
 
 
-def _drops(layer: Any) -> bool:
-    return isinstance(layer, _DropoutNd) and layer.p > 0
+# ------------------------------------------------------------------------------ Linear, ReLU and Dropout as one node
 
 
-def hooked(own: dict[str, Any]) -> bool:
-    """Whether somebody listens to the calls of a module with these attributes, or put a forward of his own in it."""
-    return bool(
-        own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
-    ) or ("forward" in own)
+@dataclass(frozen=True)
+class Block:
+    """relu, then dropout at `rate`, then a linear layer; any of them may be missing."""
+
+    relu: bool
+    rate: float
+    linear: nn.Linear | None
+
+
+def blocks(layers: Sequence[Any]) -> tuple[Block, ...] | None:
+    """`layers` as blocks, if they are only Linear, ReLU and Dropout, and the first dropout comes first.
+
+    >>> [b.rate for b in blocks([nn.ReLU(), nn.Dropout(0.5), nn.Linear(3, 2), nn.ReLU()])]
+    [0.5, 0.0]
+    """
+    found: list[Block] = []
+    relu, rate = False, 0.0
+    for layer in layers:
+        if type(layer) is nn.Linear:
+            found.append(Block(relu, rate, layer))
+            relu, rate = False, 0.0
+        elif type(layer) is nn.ReLU and not rate:
+            relu = True
+        elif type(layer) in kinds.UNIT_DROPOUT and not rate and 0 <= layer.p < 1:
+            rate = layer.p
+        else:
+            return None
+    if relu or rate:
+        found.append(Block(relu, rate, None))
+    return tuple(found) if found and found[0].rate else None
+
+
+def run_dense(
+    parts: Sequence[Block], x: Tensor, passes: Passes, *, shared: bool, again: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Outputs of all passes of `parts` on `x` (N, D): (K * N, C).
+
+    Args:
+        parts: From `blocks`.
+        x: Inputs of the first of them.
+        passes: Where the masks come from.
+        shared: One mask for all rows of a pass.
+        again: x -> the same outputs by ordinary operators, for second derivatives.
+    """
+    parameters = [p for b in parts if b.linear is not None for p in (b.linear.weight, b.linear.bias)]
+    if not torch.is_grad_enabled() or not (
+        x.requires_grad or any(p is not None and p.requires_grad for p in parameters)
+    ):
+        with torch.no_grad():
+            return _forward(parts, x, passes, shared)[0]
+    return apply_function(_Dense, parts, passes, shared, again, x, *parameters)
+
+
+def _forward(
+    parts: Sequence[Block], x: Tensor, passes: Passes, shared: bool
+) -> tuple[Tensor, list[Tensor], list[Noise | None]]:
+    """The output, what entered each linear layer, and the noise in front of it where a backward needs it."""
+    entered: list[Tensor] = []
+    kept: list[Noise | None] = []
+    K, N = passes.count, x.shape[0]
+    h = x
+    for b, noise in zip(parts, _noises(parts, passes, x, 1 if shared else N), strict=True):
+        if noise is None:
+            h = h.relu_() if b.relu else h
+        elif not entered:
+            h = masks.select(h.relu() if b.relu else h, *noise.apart).view(K * N, -1)
+        else:  # fresh from a product: the mask is written over it
+            rows = h.view(K, N, -1)
+            masks.select(rows, *noise.apart, out=rows)
+            h = h.relu_() if b.relu else h
+        kept.append(noise)
+        entered.append(h)
+        if b.linear is not None:
+            weight, bias = b.linear.weight, b.linear.bias
+            h = h @ weight.t() if bias is None else torch.addmm(bias, h, weight.t())
+    return h, entered, kept
+
+
+def _noises(parts: Sequence[Block], passes: Passes, x: Tensor, rows: int) -> Iterator[Noise | None]:
+    """The noise of each block: drawn in one go where it is little, block by block where it is much."""
+    sites = []
+    width = x.shape[1]
+    for b in parts:
+        if b.rate:
+            sites.append(((rows, width), b.rate))
+        width = b.linear.out_features if b.linear is not None else width
+    little = passes.count * sum(n * d for (n, d), _ in sites) <= _LITTLE
+    drawn = iter(passes.factors(sites, x.dtype)) if little else (passes.noise(*site) for site in sites)
+    for b in parts:
+        yield next(drawn) if b.rate else None
+
+
+class _Dense(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, parts: Sequence[Block], passes: Passes, shared: bool, again: Any, x: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        out, entered, kept = _forward(parts, x, passes, shared)
+        ctx.parts, ctx.again, ctx.size = parts, again, (passes.count, x.shape[0])
+        ctx.scales = [1.0 if noise is None else noise.scale for noise in kept]
+        ctx.thresholds = [None if noise is None else noise.threshold for noise in kept]
+        # behind a relu the sign of what entered tells what was kept
+        values = [None if noise is None or b.relu else noise.values for b, noise in zip(parts, kept, strict=True)]
+        ctx.save_for_backward(x, *parameters, *entered, *values)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        n = len(ctx.parts)
+        x, *saved = ctx.saved_tensors
+        parameters, entered, values = saved[: -2 * n], saved[-2 * n : -n], saved[-n:]
+        if torch.is_grad_enabled():
+            return None, None, None, None, *_differentiable(ctx.again, x, parameters, grad)
+        needs_x, *needs = ctx.needs_input_grad[4:]
+        grads: list[Tensor | None] = []
+        before = len(needs)  # parameters of the layers that are still to come
+        g, fresh = grad, False
+        for i in reversed(range(n)):
+            linear = ctx.parts[i].linear
+            if linear is not None:
+                before -= 2
+                weight, bias = needs[before : before + 2]
+                grads[:0] = [g.t() @ entered[i] if weight else None, g.sum(0) if bias else None]
+                if not needs_x and not any(needs[:before]):
+                    return None, None, None, None, None, *[None] * before, *grads
+                g, fresh = g @ linear.weight, True
+            g = _through(ctx, i, g, entered[i], values[i], fresh)
+        return None, None, None, None, g.view(*ctx.size, -1).sum(0), *grads
+
+
+def _through(ctx: Any, i: int, g: Tensor, entered: Tensor, values: Tensor | None, fresh: bool) -> Tensor:
+    """The gradient before the relu and the dropout of block i."""
+    scale = ctx.scales[i]
+    if ctx.parts[i].relu:  # positive exactly where the relu was open and the unit was kept
+        return masks.select(g, entered, 0, scale, out=g if fresh else None)
+    if values is None:
+        return g
+    rows = g.view(*ctx.size, -1)
+    return masks.select(rows, values, ctx.thresholds[i], scale, out=rows if fresh else None).view(g.shape)
+
+
+def _differentiable(again: Any, x: Tensor, parameters: list[Tensor | None], grad: Tensor) -> list[Tensor | None]:
+    """The gradient as something autograd can differentiate."""
+    inputs: list[Tensor | None] = [x, *parameters]
+    wanted = [t for t in inputs if t is not None and t.requires_grad]
+    found = iter(torch.autograd.grad(again(x), wanted, grad, create_graph=True, allow_unused=True))
+    return [next(found) if t is not None and t.requires_grad else None for t in inputs]

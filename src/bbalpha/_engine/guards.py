@@ -9,7 +9,6 @@ all others: if the inner clean-up was struck, this one completes it; if this one
 
 import gc
 import random
-import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -20,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bbalpha._torch import outside_transforms
+from bbalpha._kernels import draw_seed
+from bbalpha._torch import compiler_loaded, modes, restore_modes
 
 
 class steady:  # noqa: N801 - a context, called like a function
@@ -36,28 +36,13 @@ class steady:  # noqa: N801 - a context, called like a function
         self.generator = torch.default_generator.get_state() if draws else None
 
     def __enter__(self) -> None:
-        self.before = (
-            torch.is_grad_enabled(),
-            _function_modes(),
-            torch._C._len_torch_dispatch_stack(),
-            torch._C._functorch.get_dynamic_layer_stack_depth(),
-        )
+        self.before = modes()
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
         if error is None:  # contexts that end well have cleaned up
             return
         _finish(error)
-        grad, functions, dispatches, depth = self.before
-        while torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
-            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-        while torch._C._len_torch_dispatch_stack() > dispatches:
-            torch._C._pop_torch_dispatch_stack(None)
-        if _function_modes() != functions:
-            while torch._C._len_torch_function_stack():
-                torch._C._pop_torch_function_stack()
-            for mode in functions:
-                torch._C._push_on_torch_function_stack(mode)
-        torch._C._set_grad_enabled(grad)
+        restore_modes(self.before)
         if self.generator is not None:
             _undraw(self.generator)
         if isinstance(error, Exception):
@@ -98,22 +83,6 @@ def _undraw(before: Tensor) -> None:
         torch.default_generator.set_state(before)
 
 
-def _function_modes() -> list[Any]:
-    count = torch._C._len_torch_function_stack()
-    return [torch._C._get_function_stack_at(i) for i in range(count)] if count else []
-
-
-def draw_seed(generator: torch.Generator | None) -> int:
-    """A seed from `generator`; None is torch's global one."""
-    if torch._C._are_functorch_transforms_active():
-        with outside_transforms():
-            return draw_seed(generator)
-    return int(torch.empty((), dtype=torch.int64, device=_CPU).random_(generator=generator).item())
-
-
-_CPU = torch.device("cpu")  # whatever the default device
-
-
 # ------------------------------------------------------------------------------ compiled code
 
 
@@ -128,7 +97,7 @@ def eager() -> Iterator[None]:
 
     That is a setting of the process; the first thread to come sets it and the last to leave takes it back.
     """
-    if "torch._dynamo" not in sys.modules:  # nothing can be compiled, and importing it takes a second
+    if not compiler_loaded():
         yield
         return
     with _EAGER:

@@ -10,26 +10,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bbalpha._engine.drawing import Drawing, NotShareableError
 from bbalpha._engine.guards import torch_states
+from bbalpha._torch import DispatchMode, operator_name, takes_generator
 
 _aten = torch.ops.aten
 Met = Callable[[str, bool], None]  # the operator, and whether it drew from torch's global generator
 
 
-class Hidden(TorchDispatchMode):
+class Hidden(DispatchMode):
     """A mode that serves hidden draws from `drawing`, the pass that is run; `met` is told of them.
 
     A few kernels of accelerators take no generator: `met` is told if they drew from torch's global one.
     """
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # what we watch runs eagerly, and importing dynamo takes a second
 
     def __init__(self, drawing: Drawing, met: Met | None = None) -> None:
         super().__init__()
@@ -68,7 +62,7 @@ class Hidden(TorchDispatchMode):
         like = torch.empty(_size(func, args), dtype=kwargs.get("dtype"), device=kwargs.get("device"))
         place = self.drawing.where(like.shape) if self.drawing.where is not None else None
         generator = self.drawing.alone(str(func))
-        if not self.drawing.shared or place is None or place.axis is None or func._schema.name == "aten::randperm":
+        if not self.drawing.shared or place is None or place.axis is None or operator_name(func) == "aten::randperm":
             return draw(args, generator)  # type: ignore[no-any-return]
         if place.fold > 1:
             raise NotShareableError(f"{func} draws for several entries a row")
@@ -112,10 +106,10 @@ class _Served:
 def _served(func: Any, args: Any, kwargs: Any) -> _Served | None:
     """How to call `func` with a generator; None if it takes none."""
     rest = {k: v for k, v in kwargs.items() if k != "generator"}
-    if any(a.name == "generator" for a in func._schema.arguments):
-        inplace = func._schema.name.endswith("_")
+    if takes_generator(func):
+        inplace = operator_name(func).endswith("_")
         return _Served(lambda a, g: func(*a, generator=g, **rest), inplace)
-    name = func._schema.name.removeprefix("aten::")
+    name = operator_name(func).removeprefix("aten::")
     if func in (_aten.rand.default, _aten.randn.default, _aten.randperm.default, _aten.randint.default):
         named = getattr(_aten, name).generator
         return _Served(lambda a, g: named(*a, generator=g, **rest))

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from bbalpha._torch import concrete
+from bbalpha._torch import TreeSpec, concrete, transforms_active, tree_flatten, tree_unflatten
 
 BatchDim = int | tuple[Any, ...] | list[Any] | Mapping[str, Any]  # an axis, or one (or None) for every input
 Axes = tuple[int | None, ...]
@@ -132,7 +131,7 @@ class Inputs:
 
     def concrete(self) -> "Inputs":
         """Tensors whose values Python may read, where a torch.func transform is at work."""
-        return self._with([concrete(t) for t in self.tensors]) if torch._C._are_functorch_transforms_active() else self
+        return self._with([concrete(t) for t in self.tensors]) if transforms_active() else self
 
     def narrow(self, start: int, count: int) -> "Inputs":
         """The rows from `start` on, `count` of them."""

@@ -8,7 +8,6 @@ can be run one by one ("single"), stacked in one large batch ("stacked") or unde
 """
 
 import math
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from bbalpha import layers
 from bbalpha._engine.drawing import Drawing
+from bbalpha._torch import body_of, is_batched, native
 
 
 class Interception(Drawing, TorchFunctionMode):
@@ -197,7 +197,7 @@ def _empty(empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def handler(mode: Drawing, *args: Any, **kwargs: Any) -> Tensor:
         out = empty(*args, **kwargs)
-        if mode.index is None or torch._C._functorch.is_batchedtensor(out):
+        if mode.index is None or is_batched(out):
             return out
         return out.new_empty((mode.passes.count, *out.shape))[mode.index]
 
@@ -285,21 +285,21 @@ def _inplace(handler: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return changed
 
 
+_KERNELS: dict[str, Callable[..., Tensor]] = {
+    "dropout": _dropout,
+    "feature_dropout": _feature_dropout,
+    "alpha_dropout": _alpha_dropout,
+    "feature_alpha_dropout": _feature_alpha_dropout,
+    "rrelu": _rrelu,
+}
+
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     **{body: _own(body) for body in layers.BODIES},
     F.dropout: _dropout,
-    torch.dropout: _dropout,
-    torch.dropout_: _inplace(_dropout),
-    torch.feature_dropout: _feature_dropout,
-    torch.feature_dropout_: _inplace(_feature_dropout),
-    torch.alpha_dropout: _alpha_dropout,
-    torch.alpha_dropout_: _inplace(_alpha_dropout),
-    torch.feature_alpha_dropout: _feature_alpha_dropout,
-    torch.feature_alpha_dropout_: _inplace(_feature_alpha_dropout),
-    torch.rrelu: _rrelu,
-    torch.rrelu_: _inplace(_rrelu),
+    **{native(name): handler for name, handler in _KERNELS.items()},
+    **{native(f"{name}_"): _inplace(handler) for name, handler in _KERNELS.items()},
     F.scaled_dot_product_attention: _attention,
-    **{kernel: _recurrent(kernel) for kernel in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
+    **{kernel: _recurrent(kernel) for kernel in map(native, ("lstm", "gru", "rnn_tanh", "rnn_relu"))},
     **{
         getattr(Tensor, name): _fill_(name)
         for name in (
@@ -320,21 +320,9 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     Tensor.multinomial: _rowwise("multinomial"),
 }  # fmt: skip
 
-# Python functions of torch that hide random calls: their bodies are run with the mode on. They ask at their
-# top whether somebody overrides them, which would call us again for ever; here that question is answered no.
-_NAMESPACE = dict(vars(F)) | {
-    name: lambda *_: False for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-}
-
-
-def _body(func: Any) -> Any:
-    copy = types.FunctionType(func.__code__, _NAMESPACE, func.__name__, func.__defaults__, func.__closure__)
-    copy.__kwdefaults__ = func.__kwdefaults__
-    return copy
-
-
+# Python functions of torch that hide random calls: their bodies are run with the mode on
 _BODIES: dict[Any, Any] = {
-    func: _body(func)
+    func: body_of(func)
     for func in (
         F.dropout1d,
         F.dropout2d,

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bbalpha._engine import kinds
 from bbalpha._engine.drawing import Observer, Where
 from bbalpha._engine.interception import Interception
 from bbalpha._kernels import Passes
+from bbalpha._torch import base_of
 
 
 class Lineage(Interception):
@@ -73,21 +75,21 @@ class Lineage(Interception):
         out = super().__torch_function__(func, types, args, kwargs)
         if not given:
             return out
-        if name in _DROPOUTS or (name == "bernoulli_" and self.rate):
+        if name in kinds.DROPOUT_BY_NAME or (name == "bernoulli_" and self.rate):
             _mark(out, (1.0 if name == "bernoulli_" else before[0]) * (1 - self.rate))
             if self.rate and self._name(given[0]):  # a weight that is dropped itself
                 out._bbalpha_weight = self._name(given[0])
-        elif func in _RECURRENT:
+        elif name in kinds.RECURRENT_BY_NAME:
             for p, own in zip(given, before, strict=True):
                 below = before[0] if "weight_ih_l0" in self._name(p) else 1 - self.rate
                 self._feed([p], own * (below if "weight_ih_l" in self._name(p) else 1.0))
-        elif name in _WEIGHTED:
+        elif name in kinds.WEIGHTS_BY_NAME:
             self._feed(given, math.prod(before))
-        elif name in _ZERO_PRESERVING:
+        elif name in kinds.ZERO_STAYS_BY_NAME:
             _mark(out, before[0])
-        elif name in _PRODUCTS:
+        elif name in kinds.PRODUCTS_BY_NAME:
             _mark(out, math.prod(before))
-        elif name in _JOINS and len(set(before)) == 1:
+        elif name in kinds.JOINS_BY_NAME and len(set(before)) == 1:
             _mark(out, before[0])
         elif name.endswith("_") and not name.startswith("__"):
             _mark(out, 1.0)  # overwritten
@@ -99,7 +101,7 @@ class Lineage(Interception):
 
     def _name(self, t: Tensor) -> str:
         """The parameter that `t` is, is a view of, or is with entries dropped; "" if none."""
-        known = self.names.get(id(t)) or self.names.get(id(t._base)) or getattr(t, "_bbalpha_weight", "")
+        known = self.names.get(id(t)) or self.names.get(id(base_of(t))) or getattr(t, "_bbalpha_weight", "")
         return str(known) if t.ndim > 1 else ""
 
 
@@ -139,24 +141,3 @@ def _tensors(a: Any) -> list[Tensor]:
     if isinstance(a, Tensor):
         return [a]
     return [t for t in a if isinstance(t, Tensor)] if isinstance(a, (tuple, list)) else []
-
-
-_DROPOUTS = frozenset(
-    ("dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_",
-     "feature_alpha_dropout", "feature_alpha_dropout_")
-)  # fmt: skip
-_RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
-_WEIGHTED = frozenset(
-    ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "matmul",
-     "__matmul__", "__rmatmul__", "mm", "addmm", "bmm", "baddbmm", "bilinear")
-)  # fmt: skip
-_ZERO_PRESERVING = frozenset(
-    ("relu", "relu_", "leaky_relu", "leaky_relu_", "tanh", "tanh_", "gelu", "silu", "elu", "elu_", "selu", "selu_",
-     "celu", "hardswish", "view", "view_as", "reshape", "flatten", "unflatten", "transpose", "permute", "contiguous",
-     "squeeze", "unsqueeze", "clone", "detach", "to", "type_as", "float", "half", "bfloat16", "double", "t", "movedim",
-     "swapaxes", "expand", "repeat", "repeat_interleave", "chunk", "split", "unbind", "__getitem__", "__get__", "neg",
-     "__neg__", "div", "div_", "__truediv__", "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d",
-     "adaptive_max_pool2d", "pad")
-)  # fmt: skip
-_PRODUCTS = frozenset(("mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply"))
-_JOINS = frozenset(("cat", "stack", "concat", "hstack", "vstack"))

@@ -14,18 +14,18 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._pytree import tree_flatten
 
 from bbalpha._engine import chains, tracing
 from bbalpha._engine.drawing import NotShareableError, NotStackableError
-from bbalpha._engine.guards import draw_seed, heed_interrupt, steady
+from bbalpha._engine.guards import heed_interrupt, steady
 from bbalpha._engine.inputs import Inputs
+from bbalpha._engine.kinds import BATCH_NORMS
 from bbalpha._engine.rows import Places, Rows, a_few, find_rows, near, refused
 from bbalpha._engine.running import Plan, Run, Witness
 from bbalpha._engine.sites import may_be_random
 from bbalpha._engine.tracing import Trace, trace
-from bbalpha._torch import outside_transforms
+from bbalpha._kernels import draw_seed
+from bbalpha._torch import MODULE_STATE, children, is_hooked, outside_transforms, tree_flatten, version_of
 from bbalpha.layers import DropConnectLinear, GaussianLinear
 
 Masks = Literal["per_example", "shared"]
@@ -146,7 +146,6 @@ def _remembered(model: nn.Module) -> _Memory:
 
 
 _PLAIN = frozenset((int, float, str, bool, type(None), bytes, complex))
-_OWN = frozenset(nn.Module().__dict__)
 _GETTERS: dict[type, Any] = {}  # of the plain attributes of torch's own modules
 
 
@@ -157,11 +156,11 @@ def _state(module: nn.Module, modules: list[nn.Module], facts: list[Any], seen: 
     kind = type(module)
     getter = _GETTERS.get(kind) or _getter(kind, attributes)
     try:
-        facts.append((id(module), kind, chains.hooked(attributes), getter(attributes)))
+        facts.append((id(module), kind, is_hooked(attributes), getter(attributes)))
     except KeyError:  # not the attributes of the first of its kind, or none that are known beforehand
-        facts += (id(module), kind, chains.hooked(attributes), getattr(module, "training", None))
+        facts += (id(module), kind, is_hooked(attributes), getattr(module, "training", None))
         facts += _attributes(attributes, seen)
-    for child in module._modules.values():
+    for child in children(module).values():
         if child is not None:
             _state(child, modules, facts, seen)
 
@@ -181,10 +180,10 @@ def _attributes(attributes: dict[str, Any], seen: dict[int, None]) -> Iterable[A
         kind = type(value)
         if kind in _PLAIN:
             yield name, value
-        elif name in _OWN:
+        elif name in MODULE_STATE:
             continue
         elif isinstance(value, Tensor):
-            yield name, id(value), value._version
+            yield name, id(value), version_of(value)
         elif kind in (list, tuple, set, frozenset):
             yield name, tuple(v if type(v) in _PLAIN else id(v) for v in list(value)[:64])
         elif kind is dict:
@@ -325,7 +324,7 @@ def _objection(model: nn.Module, few: Inputs, plan: Plan, shared: bool, evaluati
             return "nobody knows where the rows are"
         if not plan.rows.independent:
             return "rows depend on each other"
-        if not evaluation and any(isinstance(m, _NormBase) and m.training for m in model.modules()):
+        if not evaluation and any(isinstance(m, BATCH_NORMS) and m.training for m in model.modules()):
             return "batch statistics would be taken over all passes"
     with torch.no_grad():
         loop = _trial(model, few, replace(plan, strategy="loop", moves=True), shared, evaluation)(0, 2)

@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from bbalpha._engine.drawing import NotShareableError, Place
 from bbalpha._engine.guards import heed_interrupt
 from bbalpha._engine.inputs import Axes, Inputs
-from bbalpha._engine.shadows import listened_to
 from bbalpha._engine.tracing import Trace
+from bbalpha._torch import listened_to, tree_flatten
 
 Places = Mapping[str, tuple[Place | None, ...]]  # of the draws of every module, in order; one if all are alike
 

@@ -10,9 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from bbalpha import _kernels as fast_masks
 from bbalpha._engine import chains, sites
 from bbalpha._engine.drawing import Layout, NotStackableError
 from bbalpha._engine.guards import eager, forked_generators, seed_generators, steady
@@ -22,7 +20,8 @@ from bbalpha._engine.interception import Interception
 from bbalpha._engine.rows import Finder, Rows
 from bbalpha._engine.shadows import Use, shadowed
 from bbalpha._engine.tracing import trace
-from bbalpha._kernels import Passes
+from bbalpha._kernels import Passes, pass_seed
+from bbalpha._torch import TreeSpec, tree_flatten, tree_unflatten
 
 Witness = Callable[[tuple[str, ...]], None]  # told the modules that drew in a pass, in order
 
@@ -203,7 +202,7 @@ class _Live:
 
     def _one(self, k: int) -> Any:
         if self.run.plan.foreign:
-            seed_generators(fast_masks.pass_seed(self.run.seed, k))
+            seed_generators(pass_seed(self.run.seed, k))
         mode = self._intercept(k, 1, "single")
         with Hidden(mode) if self.run.plan.hidden else nullcontext(), mode:
             output = self.run.inputs.fresh().call(self.model)

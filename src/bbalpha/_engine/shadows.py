@@ -24,6 +24,17 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from bbalpha._engine.sites import borrowed_buffers
+from bbalpha._torch import (
+    MODULE_STATE,
+    Eager,
+    buffers,
+    change_hooks,
+    children,
+    copied,
+    is_wrapper,
+    own_parameters,
+    parameters,
+)
 
 Use = Literal["run", "again", "trial"]
 _IN_PLACE = threading.RLock()  # models without a shadow are run by one thread at a time
@@ -51,19 +62,19 @@ class Shadow:
         copies: dict[int, nn.Module] = {}
         pairs: list[tuple[nn.Module, nn.Module]] = []
         twin = _copied(model, copies, pairs, evaluation)
-        links = {(id(copied), name) for _, copied in pairs for name in _relink(copied, copies)}
+        links = {(id(copy), name) for _, copy in pairs for name in _relink(copy, copies)}
         return cls(twin, pairs, links, evaluation)
 
     def hand_back(self) -> None:
         """Give the model what its forward assigned: attributes, and buffers of modules in training mode."""
-        for original, copied in self.pairs:
-            if not self.evaluation and original.training and copied._buffers:
-                _hand_back_buffers(original, copied)
-            if type(copied).__module__.startswith("torch.nn."):
+        for original, twin in self.pairs:
+            if not self.evaluation and original.training and buffers(twin):
+                _hand_back_buffers(original, twin)
+            if type(twin).__module__.startswith("torch.nn."):
                 continue  # torch's own layers write nothing down
             given = original.__dict__
-            for name, value in copied.__dict__.items():
-                same = name in _STATE or given.get(name, _NOTHING) is value or (id(copied), name) in self.links
+            for name, value in twin.__dict__.items():
+                same = name in MODULE_STATE or given.get(name, _NOTHING) is value or (id(twin), name) in self.links
                 if not same and not _holds_a_module(value):
                     given[name] = value
 
@@ -108,20 +119,7 @@ class NoShadowError(Exception):
 
 # ------------------------------------------------------------------------------ copying
 
-_STATE = frozenset(nn.Module().__dict__) | {"_compiled_call_impl"}  # what every module has, looked after by itself
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called")
 _NOTHING = object()
-
-
-class _Eager(nn.Module):
-    """In the place of a compiled module: the same name for its only child, run as it was written."""
-
-    def __init__(self, original: nn.Module) -> None:
-        super().__init__()
-        self._orig_mod = original
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._orig_mod(*args, **kwargs)
 
 
 def _copied(
@@ -134,63 +132,48 @@ def _copied(
         isinstance(module, LazyModuleMixin) and module.has_uninitialized_params()
     ):
         raise NoShadowError
-    children = module._modules
-    if "_orig_mod" in children:
-        copies[id(module)] = eager = _Eager(_copied(children["_orig_mod"], copies, pairs, evaluation))  # type: ignore[arg-type]
+    if is_wrapper(module):
+        copies[id(module)] = eager = Eager(module, lambda inside: _copied(inside, copies, pairs, evaluation))
         eager.training = module.training and not evaluation
         return eager
-    twin: nn.Module = object.__new__(type(module))
-    state = module.__dict__.copy()
-    object.__setattr__(twin, "__dict__", state)
-    copies[id(module)] = twin
+    copies[id(module)] = twin = copied(module)
     pairs.append((module, twin))
-    if children:
-        state["_modules"] = {
-            name: None if child is None else _copied(child, copies, pairs, evaluation)
-            for name, child in children.items()
-        }
-    if state["_buffers"]:
-        state["_buffers"] = state["_buffers"].copy()
+    places = children(twin)
+    for name, child in places.items():
+        if child is not None:
+            places[name] = _copied(child, copies, pairs, evaluation)
     if evaluation:
-        state["training"] = False
-    if state.get("_compiled_call_impl") is not None:
-        state["_compiled_call_impl"] = None
+        twin.__dict__["training"] = False
     return twin
-
-
-def listened_to(module: nn.Module) -> nn.Module:
-    """`module`, a copy, with hooks of its own: whoever listens to it does not listen to the model."""
-    for name in _HOOKS:
-        module.__dict__[name] = module.__dict__[name].copy()
-    return module
 
 
 def _wake(shadow: Shadow) -> None:
     """Small numbers in the place of parameters that are all 0."""
     generator = torch.Generator().manual_seed(0)
-    for _, copied in shadow.pairs:
-        asleep = [n for n, p in copied._parameters.items() if p is not None and p.is_floating_point() and not p.any()]
-        if asleep and not isinstance(copied, nn.RNNBase):  # which holds its weights a second time
-            state = copied.__dict__["_parameters"] = dict(copied._parameters)
-            for name in asleep:
-                p = state[name]
+    for _, twin in shadow.pairs:
+        given = parameters(twin).items()
+        asleep = {name: p for name, p in given if p is not None and p.is_floating_point() and not p.any()}
+        if asleep and not isinstance(twin, nn.RNNBase):  # which holds its weights a second time
+            places = own_parameters(twin)
+            for name, p in asleep.items():
                 noise = 0.05 * torch.randn(p.shape, generator=generator)
-                state[name] = nn.Parameter(noise.to(p), p.requires_grad)
+                places[name] = nn.Parameter(noise.to(p), p.requires_grad)
 
 
 def _own_buffers(shadow: Shadow) -> None:
     """Copies of the buffers too, one for each."""
     copies: dict[int, Tensor] = {}
-    for _, copied in shadow.pairs:
-        for name, b in copied._buffers.items():
+    for _, twin in shadow.pairs:
+        places = buffers(twin)
+        for name, b in places.items():
             if b is not None:
-                copied._buffers[name] = copies.setdefault(id(b), b.clone())
+                places[name] = copies.setdefault(id(b), b.clone())
 
 
-def _hand_back_buffers(original: nn.Module, copied: nn.Module) -> None:
-    for name, buffer in copied._buffers.items():
-        if buffer is not original._buffers.get(name):
-            original._buffers[name] = buffer
+def _hand_back_buffers(original: nn.Module, twin: nn.Module) -> None:
+    for name, buffer in buffers(twin).items():
+        if buffer is not buffers(original).get(name):
+            buffers(original)[name] = buffer
 
 
 # ------------------------------------------------------------------------------ references between modules
@@ -202,19 +185,17 @@ _PLAIN: frozenset[type] = frozenset(
 _KNOWN_CLEAN: dict[int, "weakref.ref[Any]"] = {}  # objects that were seen to lead to no module
 
 
-def _relink(copied: nn.Module, copies: dict[int, nn.Module]) -> Iterator[str]:
-    """Let what `copied` refers to outside of its children (lists of layers, hooks, closures) be copies too.
+def _relink(twin: nn.Module, copies: dict[int, nn.Module]) -> Iterator[str]:
+    """Let what `twin` refers to outside of its children (lists of layers, hooks, closures) be copies too.
 
     The names of the attributes that were changed for it.
     """
-    state = copied.__dict__
-    for name in ("_forward_hooks", "_forward_pre_hooks"):
-        if state[name]:
-            state[name] = type(state[name])((key, _relinked_hook(hook, copies)) for key, hook in state[name].items())
-    if type(copied).__module__.startswith("torch.nn."):
+    state = twin.__dict__
+    change_hooks(twin, lambda hook: _relinked_hook(hook, copies))
+    if type(twin).__module__.startswith("torch.nn."):
         return
     for name, value in state.items():
-        if type(value) not in _PLAIN and name not in _STATE:
+        if type(value) not in _PLAIN and name not in MODULE_STATE:
             linked = _relinked(value, copies)
             if linked is not value:
                 state[name] = linked
@@ -278,7 +259,7 @@ def _relinked_object(value: Any, copies: dict[int, nn.Module]) -> Any:
     if known is not None and known() is value:
         return value
     if _leads_to_a_module(value, copies):
-        tensors = {id(t): t for twin in copies.values() for t in (*twin._parameters.values(), *twin._buffers.values())}
+        tensors = {id(t): t for twin in copies.values() for t in (*parameters(twin).values(), *buffers(twin).values())}
         return copy.deepcopy(value, {**copies, **tensors})
     with suppress(TypeError):  # what takes no weak reference is looked at anew every time
         _KNOWN_CLEAN[id(value)] = weakref.ref(value, functools.partial(_forget, id(value)))

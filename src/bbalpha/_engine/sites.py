@@ -14,30 +14,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
+from bbalpha._engine import kinds
 from bbalpha._engine.guards import Foreign, torch_states
+from bbalpha._torch import hook_places, is_batched, is_wrapper, tree_leaves, written_class
 from bbalpha.checks import check_model
 
-# torch's own modules whose randomness, or whose way around it (the fast path), hangs on `training`
-_RANDOM = (
-    _DropoutNd,
-    nn.RReLU,
-    nn.RNNBase,
-    nn.MultiheadAttention,
-    nn.Transformer,
-    nn.TransformerEncoder,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoder,
-    nn.TransformerDecoderLayer,
-)
 INSERTED = "inserted_dropout"  # the child that `add_dropout` gives to a weight layer
-_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.CrossMapLRN2d)
 
 
 # ------------------------------------------------------------------------------ switching
@@ -114,7 +99,8 @@ def switched_on(model: nn.Module, only: Collection[str] | None = None) -> Iterat
     named = [(name, m) for name, m in model.named_modules() if not m.training and may_be_random(m)]
     switched = [m for name, m in named if only is None or name in only]
     statistics = {id(b) for m in switched for b in m.buffers(recurse=False)}
-    powers = {h: h.n_power_iterations for m in switched for h in _hooks(m) if isinstance(h, SpectralNorm)}
+    hooks = [h for m in switched for place in hook_places(m) for h in place.values()]
+    powers = {h: h.n_power_iterations for h in hooks if isinstance(h, SpectralNorm)}
     try:
         for hook in powers:
             hook.n_power_iterations = 0
@@ -131,21 +117,12 @@ def switched_on(model: nn.Module, only: Collection[str] | None = None) -> Iterat
 
 def may_be_random(module: nn.Module) -> bool:
     """Whether `module` is switched on for sampling: not torch's plain layers, not normalisation layers."""
-    written = type(module)
-    if isinstance(module, torch.jit.ScriptModule):
-        written = getattr(nn, getattr(module, "original_name", ""), written)
-    elif parametrize.is_parametrized(module):
-        written = type(module).__mro__[1]  # the class as it was before torch wrapped it
-    if issubclass(written, _RANDOM):
+    written = written_class(module)
+    if issubclass(written, kinds.RANDOM):
         return True
-    if issubclass(written, _NORMS) or hasattr(module, "_orig_mod"):  # torch.compile's wrapper hands flags on
+    if issubclass(written, kinds.NORMS) or is_wrapper(module):
         return False
     return not written.__module__.startswith("torch.nn.")
-
-
-def is_norm(module: nn.Module) -> bool:
-    """Whether `module` is a normalisation layer: no prior on its parameters, never switched on."""
-    return isinstance(module, _NORMS) or "norm" in type(module).__name__.lower()
 
 
 @contextmanager
@@ -189,12 +166,4 @@ class _QuietStatistics(TorchFunctionMode):
 
 def holds_batched(model: nn.Module) -> bool:
     """Whether a module has kept a tensor that is of use inside `torch.func.vmap` only."""
-    return any(
-        isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
-        for m in model.modules()
-        for value in vars(m).values()
-    )
-
-
-def _hooks(module: nn.Module) -> list[Any]:
-    return [] if isinstance(module, torch.jit.ScriptModule) else list(module._forward_pre_hooks.values())
+    return any(isinstance(value, Tensor) and is_batched(value) for m in model.modules() for value in vars(m).values())

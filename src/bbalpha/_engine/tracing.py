@@ -4,7 +4,6 @@ seen = trace(net, Inputs.of(x))
 seen.sites, seen.hidden, seen.fired
 """
 
-import sys
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,15 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from bbalpha._engine.guards import Foreign, eager, heed_interrupt
 from bbalpha._engine.hidden import Hidden
 from bbalpha._engine.inputs import Inputs
+from bbalpha._engine.kinds import is_norm
 from bbalpha._engine.lineage import Lineage, Probe
-from bbalpha._engine.shadows import listened_to, shadowed
-from bbalpha._engine.sites import borrowed_buffers, is_norm, may_be_random, no_randomness, switched_on
+from bbalpha._engine.shadows import shadowed
+from bbalpha._engine.sites import borrowed_buffers, may_be_random, no_randomness, switched_on
 from bbalpha._kernels import Passes
+from bbalpha._torch import inside_checkpoint, listened_to, tree_leaves
 
 
 @dataclass(frozen=True)
@@ -195,16 +195,6 @@ def depends(model: nn.Module, inputs: Inputs, only: Collection[str] | None, *, e
     return grad is not None
 
 
-def _inside_checkpoint() -> bool:
-    """Whether the model, further in than `trace`, is at work inside torch.utils.checkpoint."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not trace.__code__:
-        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
-
-
 class _Record:
     """The modules at work while a pass runs, and the random calls made in each."""
 
@@ -222,7 +212,7 @@ class _Record:
         """A random call that was intercepted."""
         self.sites.append(Site(self._home(), kind, rate, fires))
         self.drawn |= fires
-        self.recomputes |= fires and _inside_checkpoint()
+        self.recomputes |= fires and inside_checkpoint(trace.__code__)
 
     def place(self, shape: torch.Size) -> None:
         """A draw for a tensor of that shape."""

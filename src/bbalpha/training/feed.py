@@ -14,11 +14,11 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from bbalpha._files import Restoring
 from bbalpha._kernels import pass_seed
+from bbalpha._torch import tree_leaves, tree_map
 from bbalpha.training.fingerprint import digest, evenly, told
 
 Batch = tuple[Any, Any, Tensor | None]

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._pytree import tree_flatten
+
+from bbalpha._torch import tree_flatten
 
 _ROWS = 1000  # of a tensor that are hashed; of the others only the sum
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -22,9 +22,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from bbalpha._engine.guards import draw_seed
 from bbalpha._engine.planning import Masks
 from bbalpha._files import FolderInUseError, Lock, Restoring
+from bbalpha._kernels import draw_seed
 from bbalpha.checks import check_count, check_model, check_number
 from bbalpha.training.feed import held_out, source
 from bbalpha.training.loop import History as History

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._pytree import tree_leaves, tree_map
 
 from bbalpha._engine.inputs import Inputs
 from bbalpha._engine.planning import Masks
+from bbalpha._torch import tree_leaves, tree_map
 from bbalpha.checkpoint import CorruptModelError, check_state, newest_state, write_state
 from bbalpha.sampling import sample
 from bbalpha.training import fingerprint

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from bbalpha._engine.inputs import Inputs
 from bbalpha._engine.tracing import trace
+from bbalpha._torch import decay_after_unscaling
 from bbalpha.checkpoint import describe
 from bbalpha.priors import has_quadratic_kl, param_groups, prior_kl
 
@@ -84,14 +85,14 @@ class _Adam(torch.optim.Adam):
         super().__init__([p for group in groups for p in group["params"]], lr=learning_rate, fused=True)
         decays = [(p, group.get("weight_decay", 0.0)) for group in groups for p in group["params"]]
         self.decayed = [p for p, decay in decays if decay]
-        self.decays = [decay for _, decay in decays if decay]
-        self._step_supports_amp_scaling = False  # gradients come unscaled: the decay is added to them
+        # tensors: multiplying by a number takes twice as long where there is little to multiply
+        self.decays = [torch.tensor(decay, dtype=torch.float64) for _, decay in decays if decay]
+        decay_after_unscaling(self)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         if self.decayed:
-            terms = torch._foreach_mul(self.decayed, self.decays)
-            for p, term in zip(self.decayed, terms, strict=True):
+            for p, decay in zip(self.decayed, self.decays, strict=True):
                 if p.grad is not None:
-                    p.grad.add_(term)
+                    p.grad.add_(p * decay)
         return super().step(closure)

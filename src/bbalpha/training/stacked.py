@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bbalpha._kernels import Noise, draw_rates, pass_seed, units_per_word
+from bbalpha._torch import where_above
 from bbalpha.networks import mlp
 from bbalpha.training.feed import step_seed
 
@@ -24,7 +25,6 @@ Likelihood = Literal["gaussian", "heteroscedastic", "categorical"]
 LIKELIHOODS = get_args(Likelihood)
 _LOG_PRECISION = 12.0  # a predicted log precision stays between minus and plus this
 _BLOCK = 2**20  # activations worked on together: 4 MiB
-_threshold = torch.ops.aten.threshold_backward  # (x, noise, t): x where noise > t, else 0
 
 
 @dataclass(frozen=True)
@@ -298,14 +298,14 @@ class _Drop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, noise: Tensor, relu: bool) -> Tensor:
         ctx.shape = x.shape
-        out: Tensor = _threshold((x.relu() if relu else x).expand_as(noise), noise, 0)
+        out: Tensor = where_above((x.relu() if relu else x).expand_as(noise), noise, 0)
         ctx.save_for_backward(out if relu else noise)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (positive,) = ctx.saved_tensors
-        return _threshold(grad, positive, 0).sum_to_size(ctx.shape), None, None
+        return where_above(grad, positive, 0).sum_to_size(ctx.shape), None, None
 
 
 # ------------------------------------------------------------------------------ helpers
