@@ -202,14 +202,23 @@ def gaussian_nll(
     check_real("target", target)
     outputs = _wide(outputs)
     tau = check_precision(precision, outputs)
-    residual = target.to(outputs.dtype) - outputs  # (K, N, D)
     log_tau = tau.log() if isinstance(tau, Tensor) else math.log(tau)
-    losses = 0.5 * (tau * residual.square() - log_tau + math.log(2 * math.pi))  # (K, N, D)
+    losses = gaussian_losses(outputs, target.to(outputs.dtype), tau, log_tau)  # (K, N, D)
     return _reduce(
         _log_mean_exp(losses.flatten(2).sum(2) if losses.ndim > 2 else losses, alpha),
         sample_weight,
         reduction,
     )
+
+
+def gaussian_losses(outputs: Tensor, target: Tensor, tau: float | Tensor, log_tau: float | Tensor) -> Tensor:
+    """Minus the log-density of every target by itself under Gaussian noise; shapes broadcast to that of `outputs`."""
+    return 0.5 * (tau * (target - outputs).square() - log_tau + math.log(2 * math.pi))
+
+
+def class_losses(log_probs: Tensor, index: Tensor) -> Tensor:
+    """Minus the log-probability of the classes `index`, which broadcasts to (...): (..., C) -> (...)."""
+    return -log_probs.gather(-1, index.unsqueeze(-1).expand(*log_probs.shape[:-1], 1)).squeeze(-1)
 
 
 # ------------------------------------------------------------------------------ the same as modules
@@ -494,8 +503,7 @@ def _index_losses(log_probs: Tensor, target: Tensor, ignore_index: int) -> tuple
     if readable(target) and bool((((target < 0) | (target >= C)) & ~ignored).any()):
         wrong = target[((target < 0) | (target >= C)) & ~ignored][0].item()
         raise ValueError(f"`target` must hold class indices from 0 to {C - 1}; got {wrong}.")
-    index = target.masked_fill(ignored, 0).unsqueeze(-1)  # (N, ..., 1)
-    losses = -log_probs.gather(-1, index.expand(*log_probs.shape[:-1], 1)).squeeze(-1)
+    losses = class_losses(log_probs, target.masked_fill(ignored, 0))
     if readable(target) and not bool(ignored.any()):
         return losses, None
     return losses.masked_fill(ignored, 0.0), ~ignored

@@ -94,10 +94,19 @@ def param_groups(
     groups: dict[float, list[nn.Parameter]] = {}
     decayed = set()
     for parameter, p in _quadratic(model, keep, biases=False):
-        groups.setdefault(float(length_scale**2 / (p * n_data)), []).append(parameter)
+        groups.setdefault(float(weight_decay(length_scale, p, n_data)), []).append(parameter)
         decayed.add(parameter)
     groups.setdefault(0.0, []).extend(p for p in model.parameters() if p not in decayed)
     return [{"params": params, "weight_decay": decay} for decay, params in groups.items() if params]
+
+
+def weight_decay(length_scale: float, keep: float | Tensor, n_data: int) -> float | Tensor:
+    """The prior as the decay of a weight behind dropout that keeps a share `keep`: l^2 / (p N).
+
+    >>> weight_decay(2.0, 0.5, 100)
+    0.08
+    """
+    return length_scale**2 / (keep * n_data)
 
 
 def has_quadratic_kl(model: nn.Module) -> bool:

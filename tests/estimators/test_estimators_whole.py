@@ -20,7 +20,7 @@ from bbalpha.networks import mlp
 
 OURS = [
     str(p)
-    for name in ("estimators/*", "training/population", "training/stacked")
+    for name in ("estimators/*", "training/population", "training/bank")
     for p in Path(bbalpha.__file__).parent.glob(f"{name}.py")
 ]
 TINY = {"epochs": 1, "hidden_layer_sizes": (3,), "n_passes": 2, "n_predict_passes": 4, "random_state": 0}

@@ -4,10 +4,10 @@ import torch
 
 import bbalpha
 from bbalpha.estimators import BBAlphaRegressor
-from bbalpha.estimators.single import _SplitNLL
 from bbalpha.networks import mlp
 from bbalpha.objectives import CrossEntropy, GaussianNLL
 from bbalpha.training import cosine, fit
+from bbalpha.training.bank import SplitNLL
 from bbalpha.training.population import Member, fit_population
 
 
@@ -27,7 +27,7 @@ def separate(x, y, member, sizes, epochs, likelihood="gaussian", **options):
     net = mlp(sizes, dropout=member.dropout, input_dropout=member.input_dropout)
     if y.ndim == 2:
         y = (y[rows] - y[rows].mean(0)) / y[rows].std(0, correction=0)
-        objective = GaussianNLL(member.alpha) if likelihood == "gaussian" else _SplitNLL(member.alpha)
+        objective = GaussianNLL(member.alpha) if likelihood == "gaussian" else SplitNLL(member.alpha)
     else:
         y, objective = y[rows].long(), CrossEntropy(member.alpha)
     fit(

@@ -6,6 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -20,10 +21,9 @@ from torch import Tensor, nn
 from bbalpha.checkpoint import build, describe, read_folder, write_folder
 from bbalpha.checks import check_count
 from bbalpha.estimators.choices import best_candidate, candidates, duration, held_out_share, train_together
-from bbalpha.networks import mlp
+from bbalpha.training.bank import Likelihood, initial_network, standardiser
 from bbalpha.training.fitting import cosine, fit
 from bbalpha.training.population import RULES, check_settings
-from bbalpha.training.stacked import Likelihood
 
 Array = NDArray[Any]
 Module = nn.Module | Callable[[int, int], nn.Module]
@@ -114,7 +114,7 @@ class DropoutEstimator(WholeFit):
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 2**10))
         if weight is not None:
             X, target, weight = X[weight > 0], target[torch.as_tensor(weight > 0)], weight[weight > 0]
-        self.x_mean_, self.x_scale_ = standardiser(X, weight)
+        self.x_mean_, self.x_scale_ = standardiser(X, partial(np.average, axis=0, weights=weight))
         x = torch.as_tensor((X - self.x_mean_) / self.x_scale_, dtype=torch.float32)
         members = candidates(self, np.arange(len(x)), self.seed_, alpha=self.alpha)
         self.dropout_, self.input_dropout_ = members[0, 0].dropout, members[0, 0].input_dropout
@@ -171,7 +171,7 @@ class DropoutEstimator(WholeFit):
         if self.module is None:
             hidden: Sequence[int] = self.hidden_layer_sizes  # type: ignore[assignment]  # a tuple since it was checked
             sizes = [n_inputs, *hidden, n_outputs]
-            return seeded_mlp(sizes, seed, dropout=self.dropout_, input_dropout=self.input_dropout_)
+            return initial_network(sizes, seed, dropout=self.dropout_, input_dropout=self.input_dropout_)
         if isinstance(self.module, nn.Module):
             return copy.deepcopy(self.module)
         with torch.random.fork_rng(devices=[]):
@@ -198,7 +198,7 @@ class DropoutEstimator(WholeFit):
         """The networks as they predict; ours in double precision, where a row's result cannot depend on its batch."""
         if self.uses_module_:
             return self.networks_
-        return [copy.deepcopy(network).double() for network in self.networks_]
+        return [in_double(network) for network in self.networks_]
 
     def _passes(self) -> int:
         """Passes of each network, so that all together give `n_predict_passes`."""
@@ -344,19 +344,19 @@ def weights(sample_weight: Any, X: Array) -> Array | None:
     return weight
 
 
-def standardiser(values: Array, weight: Array | None = None) -> tuple[Array, Array]:
-    """Mean and standard deviation of every column; 1 for a column that is constant."""
-    mean = np.average(values, axis=0, weights=weight)
-    scale = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weight))
-    constant = scale <= 1e-12 * np.abs(mean) + 1e-300
-    return mean, np.where(constant, 1.0, scale)
+def in_double(network: nn.Module) -> nn.Module:
+    """A network in double precision that shares with `network` all but the numbers.
 
-
-def seeded_mlp(sizes: Sequence[int], seed: int, *, dropout: float, input_dropout: float) -> nn.Sequential:
-    """An `mlp` whose weights follow from `seed`, torch's generator untouched."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return mlp(sizes, dropout=dropout, input_dropout=input_dropout)
+    Made anew for every prediction, so that it is always what `network` is now: a deep copy takes thirty times as long.
+    """
+    state = dict(vars(network))
+    for part in ("_parameters", "_buffers"):
+        state[part] = {name: t if t is None or not t.is_floating_point() else t.detach().double()
+                       for name, t in state[part].items()}  # fmt: skip
+    state["_modules"] = {name: None if m is None else in_double(m) for name, m in network._modules.items()}
+    twin = network.__new__(type(network))
+    vars(twin).update(state)
+    return twin
 
 
 def read_content(path: str | os.PathLike[str]) -> Mapping[str, Any]:

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bbalpha.training.bank import Likelihood
 from bbalpha.training.feed import order
 from bbalpha.training.population import Member, Population, check_settings, fit_population
-from bbalpha.training.stacked import Likelihood
 
 Array = NDArray[Any]
 

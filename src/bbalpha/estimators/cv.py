@@ -24,8 +24,8 @@ from bbalpha.estimators.base import Array, WholeFit, diverged, targets, weights
 from bbalpha.estimators.choices import member, random_rates, train_together
 from bbalpha.estimators.single import BBAlphaClassifier, BBAlphaRegressor, check_noise
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
+from bbalpha.training.bank import Likelihood
 from bbalpha.training.population import RULES
-from bbalpha.training.stacked import Likelihood
 
 
 class _Search(WholeFit):

@@ -10,6 +10,7 @@ masks of each pass over all rows, from a seed kept at `fit`, so a row gets the s
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -28,14 +29,13 @@ from bbalpha.estimators.base import (
     check_converged,
     read_content,
     some_rows,
-    standardiser,
     targets,
     weights,
 )
 from bbalpha.objectives import CrossEntropy, GaussianNLL
 from bbalpha.prediction import predict_classification, predict_regression
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
-from bbalpha.training.stacked import Heads, Likelihood, split_heads
+from bbalpha.training.bank import Likelihood, SplitNLL, split_heads, standardiser
 
 # ------------------------------------------------------------------------------ regression
 
@@ -120,7 +120,7 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         weight = weights(sample_weight, X)
         self.noise_, self.y_ndim_, table = self.noise, y.ndim, targets(y)
-        self.y_mean_, self.y_scale_ = standardiser(table, weight)
+        self.y_mean_, self.y_scale_ = standardiser(table, partial(np.average, axis=0, weights=weight))
         target = torch.as_tensor((table - self.y_mean_) / self.y_scale_, dtype=torch.float32)
         self._train(X, target, weight)
         if self.noise_ == "constant":
@@ -172,28 +172,26 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
 
     def _standard(self, x: Tensor, n_passes: int | None = None) -> RegressionPrediction:
         """The predictive distribution of standardised targets; `n_passes` are of each network."""
-        outputs, precisions = [], []
-        for i, network in enumerate(self._predictors()):
-            learned = self.noise_ == "constant"
-            prediction = predict_regression(
-                Heads(network) if self._splits() else network,
-                x.float() if self.uses_module_ else x,
-                n_passes=n_passes or self._passes(),
-                precision=1.0 if learned else "predicted",
-                masks="shared",
-                seed=self.seed_ + i,
-                progress=False,
+        learned = self.noise_ == "constant"
+        parts = [
+            predict_regression(
+                network, x.float() if self.uses_module_ else x, n_passes=n_passes or self._passes(),
+                precision=None if learned else "predicted", output=split_heads if self._splits() else None,
+                masks="shared", seed=self.seed_ + i, progress=False,
             )
-            means = prediction.outputs.double()
-            tau = torch.as_tensor(self.precision_[i] * self.y_scale_**2) if learned else prediction.precision
-            outputs.append(means)
-            precisions.append(tau.double().expand_as(means))  # type: ignore[union-attr]
-        return RegressionPrediction(torch.cat(outputs), torch.cat(precisions))
+            for i, network in enumerate(self._predictors())
+        ]  # fmt: skip
+        outputs = torch.stack([p.outputs for p in parts]).double()  # (n_ensemble, K, N, D)
+        if learned:
+            tau = torch.as_tensor(self.precision_ * self.y_scale_**2)[:, None, None]
+        else:
+            tau = torch.stack([p.precision for p in parts]).double()  # type: ignore[misc]
+        return RegressionPrediction(outputs.flatten(0, 1), tau.expand_as(outputs).flatten(0, 1))
 
     def _objective(self) -> nn.Module:
         if self.noise_ == "constant":
             return GaussianNLL(self.alpha)
-        return _SplitNLL(self.alpha) if self._splits() else GaussianNLL(self.alpha, precision="predicted")
+        return SplitNLL(self.alpha) if self._splits() else GaussianNLL(self.alpha, precision="predicted")
 
     def _likelihood(self) -> Likelihood:
         return "gaussian" if self.noise_ == "constant" else "heteroscedastic"
@@ -328,13 +326,3 @@ def load_estimator(path: str | os.PathLike[str], *, module: Module | None = None
         if kind == estimator.__name__:
             return estimator.load(path, module=module)
     raise ValueError(f"`path` must hold an estimator; {str(path)!r} holds a {kind}.")
-
-
-class _SplitNLL(GaussianNLL):
-    """GaussianNLL of a network whose outputs (K, N, 2 D) are means and log precisions."""
-
-    def __init__(self, alpha: float) -> None:
-        super().__init__(alpha, precision="predicted")
-
-    def forward(self, outputs: Any, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        return super().forward(split_heads(outputs), target, sample_weight)

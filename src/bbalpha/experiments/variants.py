@@ -15,8 +15,8 @@ from bbalpha.experiments.scoring import scores
 from bbalpha.experiments.search import Choice, Plan, member, plain
 from bbalpha.prediction import predict_regression
 from bbalpha.predictive import RegressionPrediction
+from bbalpha.training.bank import Likelihood, split_heads
 from bbalpha.training.population import Member, Population, fit_population
-from bbalpha.training.stacked import Heads, Likelihood
 
 _APART = 1000  # seeds of the networks of an ensemble differ by this
 
@@ -120,8 +120,8 @@ def _prediction(population: Population, index: int, x: Tensor, plan: Plan) -> Re
             p = RegressionPrediction(net(inputs)[None], precision)
     elif population.likelihood == "heteroscedastic":
         p = predict_regression(
-            Heads(net), inputs, n_passes=plan.n_test_passes, precision="predicted", masks="shared", seed=own.seed,
-            progress=False,
+            net, inputs, n_passes=plan.n_test_passes, precision="predicted", masks="shared", seed=own.seed,
+            output=split_heads, progress=False,
         )  # fmt: skip
     else:
         p = predict_regression(

@@ -28,7 +28,7 @@ from bbalpha._kernels import draw_seed
 from bbalpha.checks import check_count, check_model, check_number
 from bbalpha.training.feed import held_out, source
 from bbalpha.training.loop import History as History
-from bbalpha.training.loop import Objective, Run, on_device, state_in
+from bbalpha.training.loop import Objective, Training, on_device, state_in
 from bbalpha.training.loop import Progress as Progress
 from bbalpha.training.optimizers import Groups, make_optimizer
 
@@ -121,7 +121,7 @@ def fit(
             example=lambda: on_device(train.example(), parameter.device),
         )  # fmt: skip
         _check_schedule(schedule, made)
-        run = Run(
+        run = Training(
             model, objective, train, held, made, penalty, base, epochs=epochs, n_passes=n_passes, schedule=schedule,
             patience=patience, masks=masks, max_grad_norm=max_grad_norm, amp=amp, callback=callback, folder=folder,
             every=every,

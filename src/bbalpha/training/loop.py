@@ -92,7 +92,7 @@ def predictive_nll(
 
 
 @dataclass
-class Run:
+class Training:
     """The state of a run and the loop over it."""
 
     model: nn.Module

@@ -1,6 +1,6 @@
 """Many networks of one shape trained as one batched computation: splits x alphas x dropout rates x priors x seeds.
 
-Weights are stacked, (M, out, in), and every step is a handful of batched products over all M members. Each member
+Weights stand side by side, (M, out, in), and a step is a handful of batched products over all M members. Each member
 has its own rows, standardisation, hyper-parameters, noise precision and early stopping. Its order of rows and its masks
 are those that `fit` would take with its seed, so it is the network that `fit` would give, up to rounding.
 
@@ -19,15 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from bbalpha.checks import check_count, check_number, check_weight
+from bbalpha.priors import weight_decay
+from bbalpha.training.bank import LIKELIHOODS, Bank, Likelihood, initial_network, pad, tables
+from bbalpha.training.bank import Member as Member  # also a name of this module
 from bbalpha.training.feed import order, step_seed
 from bbalpha.training.fitting import cosine, epoch_bar
-from bbalpha.training.stacked import LIKELIHOODS, Likelihood, Stack, initial_network, pad, tables
-from bbalpha.training.stacked import Member as Member  # also a name of this module
 
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """M trained networks, stacked.
+    """M trained networks, side by side.
 
     Attributes:
         members: What each was trained with.
@@ -57,7 +58,7 @@ class Population:
         """Member `index` as a network of its own, on standardised inputs, in evaluation mode."""
         member = self.members[index]
         sizes = [self.weights[0][0].shape[2], *(w.shape[1] for w, _ in self.weights)]
-        net = initial_network(sizes, member)
+        net = initial_network(sizes, member.seed, dropout=member.dropout, input_dropout=member.input_dropout)
         linears = [layer for layer in net if isinstance(layer, nn.Linear)]
         with torch.no_grad():
             for layer, (weight, bias) in zip(linears, self.weights, strict=True):
@@ -67,7 +68,7 @@ class Population:
 
     def log_likelihood(self, x: Any, y: Any, rows: Sequence[Any], *, n_passes: int = 100) -> list[Tensor]:
         """Log-density of the predictive distribution at each member's own `rows`, in units of y: M tensors."""
-        network, n_passes = Stack.of(self), check_count("n_passes", n_passes)
+        network, n_passes = Bank.of(self), check_count("n_passes", n_passes)
         inputs, target = tables(x, y, self.likelihood)
         return network.log_likelihood(inputs, target, [_indices("rows", r, len(inputs)) for r in rows], n_passes)
 
@@ -97,7 +98,7 @@ def fit_population(
         epochs: Times through a member's rows.
         hidden_layer_sizes: Widths of the hidden layers.
         likelihood: "gaussian" with a learned precision; "heteroscedastic", the network predicts it: 2 D outputs, means
-            and log precisions, the latter bounded (`stacked.split_heads`); or "categorical".
+            and log precisions, the latter bounded (`bank.split_heads`); or "categorical".
         n_passes: K.
         batch_size: Rows of a member a step.
         schedule: Multiplies the learning rates, as in `fit`.
@@ -125,10 +126,10 @@ def fit_population(
     weight = None
     if sample_weight is not None:
         weight = check_weight(torch.as_tensor(sample_weight, dtype=torch.float32), torch.empty(len(inputs)))
-    members = [_checked(m, len(inputs)) for m in members]
-    stack = Stack.start(inputs, target, members, given.pop("hidden_layer_sizes"), likelihood, weight)
-    run = _Run(stack, inputs, target, weight, schedule=schedule, **given)
-    _check_finite(stack)
+    members = [_checked(m, len(inputs), weight) for m in members]
+    bank = Bank.start(inputs, target, members, given.pop("hidden_layer_sizes"), likelihood, weight)
+    run = _Training(bank, inputs, target, weight, schedule=schedule, **given)
+    _check_finite(bank)
     return run(progress)
 
 
@@ -205,12 +206,20 @@ RULES: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-def _checked(member: Any, n_rows: int) -> Member:
+def _checked(member: Any, n_rows: int, weight: Tensor | None) -> Member:
     if not isinstance(member, Member):
         raise TypeError(f"`members` must be of Member; got {type(member).__name__}.")
     held = None if member.validation is None else _indices("validation", member.validation, n_rows)
     settings = check_settings({k: v for k, v in vars(member).items() if k not in ("train", "validation")})
-    return replace(member, train=_indices("train", member.train, n_rows), validation=held, **settings)
+    train = _indices("train", member.train, n_rows)
+    if not len(_used(train, weight)):
+        raise ValueError("`members` must each have at least one training row of positive weight; one has none.")
+    return replace(member, train=train, validation=held, **settings)
+
+
+def _used(rows: Tensor, weight: Tensor | None) -> Tensor:
+    """The rows that have a weight."""
+    return rows if weight is None else rows[weight[rows] > 0]
 
 
 def _indices(name: str, rows: Any, n_rows: int) -> Tensor:
@@ -225,9 +234,9 @@ def _indices(name: str, rows: Any, n_rows: int) -> Tensor:
     return index.long()
 
 
-def _check_finite(stack: Stack) -> None:
+def _check_finite(bank: Bank) -> None:
     """Refuse members that are given a nan or an infinity: their scalers tell."""
-    for name, parts in (("x", (stack.x_mean, stack.x_scale)), ("y", (stack.y_mean, stack.y_scale))):
+    for name, parts in (("x", (bank.x_mean, bank.x_scale)), ("y", (bank.y_mean, bank.y_scale))):
         if not all(bool(t.isfinite().all()) for t in parts):
             raise ValueError(f"`{name}` must be finite in the rows of every member; got nan or infinity.")
 
@@ -236,10 +245,10 @@ def _check_finite(stack: Stack) -> None:
 
 
 @dataclass
-class _Run:
+class _Training:
     """Adam over all members at once."""
 
-    stack: Stack
+    bank: Bank
     x: Tensor
     y: Tensor
     weight: Tensor | None
@@ -252,10 +261,8 @@ class _Run:
     curve: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        members, flat = self.stack.members, self.stack.flat
-        self.rows = [self._used(torch.as_tensor(m.train)) for m in members]
-        if any(len(rows) == 0 for rows in self.rows):
-            raise ValueError("`members` must each have at least one training row of positive weight; one has none.")
+        members, flat = self.bank.members, self.bank.flat
+        self.rows = [_used(torch.as_tensor(m.train), self.weight) for m in members]
         self.mean_weight = [1.0 if self.weight is None else float(self.weight[r].mean()) for r in self.rows]
         self.alpha = torch.tensor([m.alpha for m in members])[:, None, None]
         self.rate = torch.tensor([m.learning_rate for m in members])[:, None]
@@ -264,7 +271,7 @@ class _Run:
         self.steps = torch.zeros(len(members), 1)
         self.alive = torch.ones(len(members), dtype=torch.bool)
         held = [torch.as_tensor([] if m.validation is None else m.validation, dtype=torch.long) for m in members]
-        self.held = [rows if len(self._used(rows)) else rows[:0] for rows in held]  # without weight they tell nothing
+        self.held = [h if len(_used(h, self.weight)) else h[:0] for h in held]  # without weight they tell nothing
         self.best, self.best_nll = flat.clone(), torch.full((len(members),), math.inf)
         self.best_epoch = torch.full((len(members),), self.epochs)
 
@@ -284,22 +291,22 @@ class _Run:
     def _epoch(self, epoch: int, per_epoch: list[int]) -> None:
         used = [rows if alive else rows[:0] for rows, alive in zip(self.rows, self.alive.tolist(), strict=True)]
         orders = [rows[order(len(rows), seed=m.seed, epoch=epoch)]
-                  for m, rows in zip(self.stack.members, used, strict=True)]  # fmt: skip
+                  for m, rows in zip(self.bank.members, used, strict=True)]  # fmt: skip
         for i in range(max(per_epoch)):
             chosen, counts = pad([o[i * self.batch_size : (i + 1) * self.batch_size] for o in orders])
             share = torch.tensor([(epoch + i / n) / self.epochs for n in per_epoch])
             self._step(chosen, counts, share, [epoch * n + i for n in per_epoch])
 
     def _step(self, rows: Tensor, counts: list[int], share: Tensor, steps: list[int]) -> None:
-        stack = self.stack
-        seeds = [step_seed(m.seed, t) for m, t in zip(stack.members, steps, strict=True)]
+        bank = self.bank
+        seeds = [step_seed(m.seed, t) for m, t in zip(bank.members, steps, strict=True)]
         weight = self._row_weight(rows, counts)[:, None]
-        grad = torch.zeros_like(stack.flat)
-        for c in stack.chunks(self.n_passes * rows.shape[1], counts):
-            x, target = stack.batch(self.x, self.y, rows[c], c)
-            flat = stack.flat[c].detach().requires_grad_()
-            outputs = stack.forward(flat, x, seeds, counts, self.n_passes, c)
-            losses = stack.losses(outputs, target, stack.layers(flat)[1])  # (M, K, B)
+        grad = torch.zeros_like(bank.flat)
+        for c in bank.chunks(self.n_passes * rows.shape[1], counts):
+            x, target = bank.batch(self.x, self.y, rows[c], c)
+            flat = bank.flat[c].detach().requires_grad_()
+            outputs = bank.forward(flat, x, seeds, counts, self.n_passes, c)
+            losses = bank.losses(outputs, target, bank.layers(flat)[1])  # (M, K, B)
             # the gradient of the alpha objective is that of the losses weighted by softmax(-alpha l) over k
             share_k = torch.softmax(-self.alpha[c] * losses.detach(), 1) * weight[c]
             (grad[c],) = torch.autograd.grad(losses, flat, share_k)
@@ -307,7 +314,7 @@ class _Run:
 
     def _adam(self, grad: Tensor, share: Tensor, moving: Tensor) -> None:
         """Adam as torch has it, with coupled decay, for the members that move."""
-        grad = grad + self.decay * self.stack.flat
+        grad = grad + self.decay * self.bank.flat
         self.steps += moving
         rate = self.rate
         if self.schedule is not None:
@@ -318,7 +325,7 @@ class _Run:
         root = (second / (1 - 0.999**self.steps)).sqrt() + 1e-8
         self.first = torch.where(moving, first, self.first)
         self.second = torch.where(moving, second, self.second)
-        self.stack.flat = torch.where(moving, self.stack.flat - step / root, self.stack.flat)
+        self.bank.flat = torch.where(moving, self.bank.flat - step / root, self.bank.flat)
 
     def _row_weight(self, rows: Tensor, counts: list[int]) -> Tensor:
         """One over the rows of a member's batch, times their weights; 0 for padding (M, B)."""
@@ -330,22 +337,19 @@ class _Run:
 
     def _decay(self) -> Tensor:
         """l^2 / (p N) for weights, 0 for biases and the precision (M, P)."""
-        decay = torch.zeros_like(self.stack.flat)
-        layers, _ = self.stack.layers(decay)
-        for (weight, _), rates in zip(layers, self.stack.rates(), strict=True):
-            for m, (member, rate) in enumerate(zip(self.stack.members, rates, strict=True)):
-                weight[m] = member.length_scale**2 / ((1 - rate) * len(self.rows[m]))
+        decay = torch.zeros_like(self.bank.flat)
+        layers, _ = self.bank.layers(decay)
+        for (weight, _), rates in zip(layers, self.bank.rates(), strict=True):
+            for m, (member, rate) in enumerate(zip(self.bank.members, rates, strict=True)):
+                weight[m] = weight_decay(member.length_scale, 1 - rate, len(self.rows[m]))
         return decay
-
-    def _used(self, rows: Tensor) -> Tensor:
-        return rows if self.weight is None else rows[self.weight[rows] > 0]
 
     def _validate(self, epoch: int) -> None:
         held = [h if alive else h[:0] for h, alive in zip(self.held, self.alive.tolist(), strict=True)]
-        values = self.stack.log_likelihood(self.x, self.y, held, self.n_validation_passes)
+        values = self.bank.log_likelihood(self.x, self.y, held, self.n_validation_passes)
         nll = torch.tensor([-self._mean(v, h) if len(v) else math.nan for v, h in zip(values, held, strict=True)])
         better = self.alive & (nll < self.best_nll)
-        self.best = torch.where(better[:, None], self.stack.flat, self.best)
+        self.best = torch.where(better[:, None], self.bank.flat, self.best)
         self.best_nll = torch.where(better, nll, self.best_nll)
         self.best_epoch = torch.where(better, epoch + 1, self.best_epoch)
         self.curve.append(nll)
@@ -358,11 +362,11 @@ class _Run:
         return float((values * weight).sum() / weight.sum().clamp_min(1e-30))
 
     def _population(self) -> Population:
-        stack = self.stack
+        bank = self.bank
         kept = self.best_nll.isfinite()  # one that never had a finite NLL keeps what it ended with, and shows it
-        layers, log_precision = stack.layers(torch.where(kept[:, None], self.best, stack.flat))
-        curve = torch.stack(self.curve) if self.curve else torch.empty(0, len(stack.members))
+        layers, log_precision = bank.layers(torch.where(kept[:, None], self.best, bank.flat))
+        curve = torch.stack(self.curve) if self.curve else torch.empty(0, len(bank.members))
         return Population(
-            stack.members, layers, log_precision, stack.x_mean, stack.x_scale, stack.y_mean, stack.y_scale,
-            stack.likelihood, curve, self.best_epoch,
+            bank.members, layers, log_precision, bank.x_mean, bank.x_scale, bank.y_mean, bank.y_scale,
+            bank.likelihood, curve, self.best_epoch,
         )  # fmt: skip

@@ -1,15 +1,19 @@
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
+from sklearn.preprocessing import StandardScaler
 
 from bbalpha._kernels import Passes
-from bbalpha.training import stacked
+from bbalpha.training import bank
+from bbalpha.training.bank import Member, initial_network, pad, standardiser
 from bbalpha.training.population import fit_population
-from bbalpha.training.stacked import Member, pad
 
 
 def test_members_of_one_key_share_the_masks_of_its_passes():
     keys = [(7, 4, 0.0, 0.5), (8, 4, 0.0, 0.5), (7, 4, 0.0, 0.5)]
-    draws = stacked._Draws.of(keys, n_passes=3, B=4)
+    draws = bank._Draws.of(keys, n_passes=3, B=4)
     assert len(draws.generators) == 2
     noise, scale = draws.noise(1, 6)
     assert torch.equal(noise[0], noise[2])
@@ -19,7 +23,7 @@ def test_members_of_one_key_share_the_masks_of_its_passes():
 
 
 def test_rows_that_are_not_there_draw_nothing():
-    draws = stacked._Draws.of([(1, 4, 0.25), (2, 3, 0.5), (3, 0, 0.5), (4, 4, 0.0)], n_passes=2, B=4)
+    draws = bank._Draws.of([(1, 4, 0.25), (2, 3, 0.5), (3, 0, 0.5), (4, 4, 0.0)], n_passes=2, B=4)
     noise, scale = draws.noise(0, 5)
     assert torch.equal(noise[1, :, :3] > 0, Passes(2, 0, 2).noise((3, 5), 0.5).keep())
     assert bool((noise[2:] > 0).all())
@@ -28,7 +32,7 @@ def test_rows_that_are_not_there_draw_nothing():
 
 @pytest.mark.parametrize("owners", [[0, 0, 1, 1], [0, 1, 0, 0], [0, 1, 2, 3]])
 def test_the_readout_is_the_product_of_what_is_kept(owners):
-    draws = stacked._Draws.of([(u, 5, 0.0, 0.25) for u in owners], n_passes=3, B=6)  # of 6 rows 5 are real
+    draws = bank._Draws.of([(u, 5, 0.0, 0.25) for u in owners], n_passes=3, B=6)  # of 6 rows 5 are real
     h, weight = torch.randn(4, 6, 8), torch.randn(4, 2, 8)
     keep, scale = draws.keep(1, 8)
     assert keep.shape == (max(owners) + 1, 6, 3, 8)
@@ -53,7 +57,7 @@ def test_chunks_of_members_change_nothing(monkeypatch):
     x = torch.randn(40, 2)
     members = [Member(train=range(20), dropout=0.25, seed=s % 2) for s in range(5)]
     whole = fit_population(x, x[:, 0], members, epochs=3)
-    monkeypatch.setattr(stacked, "_BLOCK", 2 * 10 * 20 * 50)  # two members at a time
+    monkeypatch.setattr(bank, "_BLOCK", 2 * 10 * 20 * 50)  # two members at a time
     parts = fit_population(x, x[:, 0], members, epochs=3)
     torch.testing.assert_close(whole.weights[0][0], parts.weights[0][0], rtol=1e-5, atol=1e-6)
     assert torch.equal(parts.weights[0][0][0], parts.weights[0][0][2])  # equal members stay equal
@@ -63,3 +67,22 @@ def test_pad():
     table, counts = pad([torch.tensor([3, 4]), torch.tensor([5]), torch.tensor([], dtype=torch.long)])
     assert table.tolist() == [[3, 4], [5, 0], [0, 0]]
     assert counts == [2, 1, 0]
+
+
+def test_standardisation_is_that_of_scikit_learn_weights_included():
+    rng = np.random.RandomState(0)
+    values, weight = rng.normal(3, 5, (30, 2)), rng.uniform(size=30)
+    for w in (None, weight):
+        theirs = StandardScaler().fit(values, sample_weight=w)
+        mean, scale = standardiser(values, partial(np.average, axis=0, weights=w))
+        np.testing.assert_allclose(mean, theirs.mean_)
+        np.testing.assert_allclose(scale, theirs.scale_)
+    assert standardiser(np.full((5, 1), 0.998), partial(np.average, axis=0))[1] == 1.0  # constant up to rounding
+
+
+def test_weights_follow_from_the_seed_alone():
+    state = torch.get_rng_state()
+    a, b, c = (initial_network([2, 3, 1], s, dropout=0.1, input_dropout=0.0) for s in (1, 1, 2))
+    assert torch.equal(a[0].weight, b[0].weight)
+    assert not torch.equal(a[0].weight, c[0].weight)
+    assert torch.equal(state, torch.get_rng_state())

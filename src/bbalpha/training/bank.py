@@ -1,4 +1,4 @@
-"""The network of a population: M networks of one shape, their weights stacked, (M, out, in).
+"""A bank of networks: M of one shape side by side, the weights of a layer in one tensor (M, out, in).
 
 Every layer is one batched product over the members. Members whose seed, rows and rates agree draw the same masks,
 and draw them once; the scale of what dropout keeps is put into the next weights, M numbers instead of an activation.
@@ -7,20 +7,23 @@ for all members of a mask at once: nothing of the size K x rows x units but the 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bbalpha._kernels import Noise, draw_rates, pass_seed, units_per_word
 from bbalpha._torch import where_above
 from bbalpha.networks import mlp
+from bbalpha.objectives import GaussianNLL, class_losses, gaussian_losses
 from bbalpha.training.feed import step_seed
 
+Table = TypeVar("Table", NDArray[Any], Tensor)
 Likelihood = Literal["gaussian", "heteroscedastic", "categorical"]
 LIKELIHOODS = get_args(Likelihood)
 _LOG_PRECISION = 12.0  # a predicted log precision stays between minus and plus this
@@ -53,7 +56,7 @@ class Member:
 
 
 @dataclass
-class Stack:
+class Bank:
     """Parameters of M networks and what they compute."""
 
     members: tuple[Member, ...]
@@ -74,25 +77,25 @@ class Stack:
         hidden: Sequence[int],
         likelihood: Likelihood,
         weight: Tensor | None,
-    ) -> "Stack":
+    ) -> "Bank":
         """Fresh members, standardised by their own rows."""
         outputs = int(y.max()) + 1 if likelihood == "categorical" else y.shape[1]
         outputs *= 2 if likelihood == "heteroscedastic" else 1
         sizes = [x.shape[1], *hidden, outputs]
-        nets = [initial_network(sizes, m) for m in members]
+        nets = [initial_network(sizes, m.seed, dropout=m.dropout, input_dropout=m.input_dropout) for m in members]
         rows = [torch.cat([p.detach().flatten() for p in net.parameters()] + [torch.zeros(1)]) for net in nets]
-        scalers = [_standardiser(x, m, weight) for m in members]
+        scalers = [_scaler(x, m, weight) for m in members]
         if likelihood == "categorical":
             targets = [(torch.zeros(1, 1), torch.ones(1, 1))] * len(members)
         else:
-            targets = [_standardiser(y, m, weight) for m in members]
+            targets = [_scaler(y, m, weight) for m in members]
         x_mean, x_scale = (torch.stack(part) for part in zip(*scalers, strict=True))
         y_mean, y_scale = (torch.stack(part) for part in zip(*targets, strict=True))
         return cls(tuple(members), torch.stack(rows), sizes, x_mean, x_scale, y_mean, y_scale, likelihood)
 
     @classmethod
-    def of(cls, p: Any) -> "Stack":
-        """The stack of a trained `Population`."""
+    def of(cls, p: Any) -> "Bank":
+        """The bank of a trained `Population`."""
         parts = [t.flatten(1) for layer in p.weights for t in layer] + [p.log_precision[:, None]]
         sizes = [p.weights[0][0].shape[2], *(w.shape[1] for w, _ in p.weights)]
         return cls(p.members, torch.cat(parts, 1), sizes, p.x_mean, p.x_scale, p.y_mean, p.y_scale, p.likelihood)
@@ -160,13 +163,11 @@ class Stack:
     def losses(self, outputs: Tensor, target: Tensor, log_precision: Tensor) -> Tensor:
         """Minus the log-likelihood of every pass: (M, K, B, D), (M, B, D) or (M, B) -> (M, K, B)."""
         if self.likelihood == "categorical":
-            index = target[:, None, :, None].expand(*outputs.shape[:3], 1)
-            return -F.log_softmax(outputs, -1).gather(-1, index).squeeze(-1)
+            return class_losses(F.log_softmax(outputs, -1), target.unsqueeze(1))
         if self.likelihood == "heteroscedastic":
             mean, predicted = split_heads(outputs)
-            residual = target.unsqueeze(1) - mean
-            return 0.5 * (predicted.exp() * residual.square() - predicted + math.log(2 * math.pi)).sum(-1)
-        tau = log_precision[:, None, None]
+            return gaussian_losses(mean, target.unsqueeze(1), predicted.exp(), predicted).sum(-1)
+        tau = log_precision[:, None, None]  # one a member: `gaussian_losses` of D outputs at the cost of one
         squares = (target.unsqueeze(1) - outputs).square().sum(-1)
         return 0.5 * (tau.exp() * squares + outputs.shape[-1] * (math.log(2 * math.pi) - tau))
 
@@ -311,11 +312,11 @@ class _Drop(torch.autograd.Function):
 # ------------------------------------------------------------------------------ helpers
 
 
-def initial_network(sizes: Sequence[int], member: Member) -> nn.Sequential:
-    """The member's network as it starts out."""
+def initial_network(sizes: Sequence[int], seed: int, *, dropout: float, input_dropout: float) -> nn.Sequential:
+    """An `mlp` as it starts out: its weights follow from `seed`, torch's generator is untouched."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(member.seed)
-        return mlp(sizes, dropout=member.dropout, input_dropout=member.input_dropout)
+        torch.manual_seed(seed)
+        return mlp(sizes, dropout=dropout, input_dropout=input_dropout)
 
 
 def split_heads(outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -324,16 +325,15 @@ def split_heads(outputs: Tensor) -> tuple[Tensor, Tensor]:
     return mean, _LOG_PRECISION * torch.tanh(log_precision / _LOG_PRECISION)
 
 
-class Heads(nn.Module):
-    """A network of two outputs side by side as one that returns (mean, log_precision)."""
+class SplitNLL(GaussianNLL):
+    """GaussianNLL of a network whose outputs (K, N, 2 D) are means and log precisions."""
 
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
+    def __init__(self, alpha: float) -> None:
+        super().__init__(alpha, precision="predicted")
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log precision (N, D) each."""
-        return split_heads(self.body(x))
+    def forward(self, outputs: Any, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        """Mean alpha loss."""
+        return super().forward(split_heads(outputs), target, sample_weight)
 
 
 def tables(x: Any, y: Any, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
@@ -356,16 +356,26 @@ def _own(values: Any) -> Tensor:
     return values if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
 
 
-def _standardiser(values: Tensor, member: Member, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+def standardiser(values: Table, average: Callable[[Table], Table]) -> tuple[Table, Table]:
+    """Mean and standard deviation of every column, by `average` over rows; 1 for a column constant up to rounding.
+
+    >>> standardiser(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), lambda table: table.mean(0))
+    (tensor([2., 5.]), tensor([1., 1.]))
+    """
+    mean = average(values)
+    scale = average((values - mean) ** 2) ** 0.5
+    scale[scale <= 1e-12 * abs(mean) + 1e-300] = 1.0
+    return mean, scale
+
+
+def _scaler(values: Tensor, member: Member, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """Mean and deviation of the rows that the member is given, those for early stopping too, each (1, F)."""
     rows = torch.as_tensor(member.train)
     if member.validation is not None:
         rows = torch.cat([rows, torch.as_tensor(member.validation)])
     share = torch.ones(len(rows), 1, dtype=torch.float64) if weight is None else weight[rows].double()[:, None]
     share = share / share.sum()
-    mean = (values[rows] * share).sum(0, keepdim=True)
-    scale = ((values[rows] - mean).square() * share).sum(0, keepdim=True).sqrt()
-    return mean, torch.where(scale <= 1e-12 * mean.abs() + 1e-300, 1.0, scale)
+    return standardiser(values[rows], lambda table: (table * share).sum(0, keepdim=True))
 
 
 def pad(rows: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
