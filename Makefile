@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench bench-against tables clean
+.PHONY: demo test test-torch lint format bench bench-against tables clean
 .DELETE_ON_ERROR:
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -17,6 +17,15 @@ demo: .venv/.installed
 
 test: lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# The declared range of versions, tried: make test-torch VERSION=2.6.0 CONSTRAINTS=constraints-lowest.txt
+# (a build of torch with CUDA where there is no other: gigabytes; in an environment of its own, not in CI)
+test-torch:
+	test -n "$(VERSION)"
+	test -x .venv-torch-$(VERSION)/bin/python || $(PYTHON) -m venv .venv-torch-$(VERSION)
+	.venv-torch-$(VERSION)/bin/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) \
+		torch==$(VERSION) --editable '.[dev]'
+	.venv-torch-$(VERSION)/bin/python -m pytest -q -n 2 --dist loadfile
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
