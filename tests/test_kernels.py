@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from bbalpha import _kernels as masks
+from bbalpha import _kernels as kernels
 from bbalpha._kernels import Noise, Passes
 
 
@@ -63,7 +63,7 @@ def test_several_sites_at_once_are_the_sites_one_by_one(rates):
 
 def test_pass_seeds_never_collide_within_a_call():
     for seed in (0, 1, -5, 2**63 - 1):
-        assert len({masks.pass_seed(seed, k) for k in range(100_000)}) == 100_000
+        assert len({kernels.pass_seed(seed, k) for k in range(100_000)}) == 100_000
 
 
 # ------------------------------------------------------------------------------ applying
@@ -84,7 +84,7 @@ def test_kernels_are_where(relu, x_shape, noise_shape, dtype):
     noise = Noise(*noise_of(noise_shape, 0.3).apart)
     noise = Noise(noise.values[0], noise.threshold, noise.scale)
     x = torch.randn(x_shape, dtype=dtype)
-    out = (masks.relu_dropout if relu else masks.dropout)(x, noise)
+    out = (kernels.relu_dropout if relu else kernels.dropout)(x, noise)
     assert out.dtype == dtype
     torch.testing.assert_close(out, obvious(x, noise, relu))
 
@@ -97,14 +97,14 @@ def test_large_operands_go_through_in_blocks(relu, x_shape, noise_shape):
     noise = noise_of(noise_shape, 0.5)
     noise = Noise(noise.values[0], noise.threshold, noise.scale)
     x = torch.randn(x_shape, requires_grad=True)
-    out = (masks.relu_dropout if relu else masks.dropout)(x, noise)
+    out = (kernels.relu_dropout if relu else kernels.dropout)(x, noise)
     torch.testing.assert_close(out, obvious(x, noise, relu))
     weight = torch.randn_like(out)
     got, want = (torch.autograd.grad((o * weight).sum(), x)[0] for o in (out, obvious(x, noise, relu)))
     torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("kernel", [masks.dropout, masks.relu_dropout])
+@pytest.mark.parametrize("kernel", [kernels.dropout, kernels.relu_dropout])
 @pytest.mark.parametrize(("x_shape", "noise_shape"), SHAPES)
 def test_gradients_of_every_kind(kernel, x_shape, noise_shape):
     noise = noise_of(noise_shape, 0.3)
@@ -119,11 +119,11 @@ def test_under_vmap_and_torch_func():
     x = torch.randn(5, 6, requires_grad=True)
 
     def one(values):
-        return masks.relu_dropout(x, Noise(values, noise.threshold, noise.scale))
+        return kernels.relu_dropout(x, Noise(values, noise.threshold, noise.scale))
 
-    torch.testing.assert_close(vmap(one)(noise.values), masks.relu_dropout(x, noise))
-    slope = torch.func.grad(lambda t: masks.dropout(t, noise).square().sum())(x.detach())
-    (plain,) = torch.autograd.grad(masks.dropout(x, noise).square().sum(), x)
+    torch.testing.assert_close(vmap(one)(noise.values), kernels.relu_dropout(x, noise))
+    slope = torch.func.grad(lambda t: kernels.dropout(t, noise).square().sum())(x.detach())
+    (plain,) = torch.autograd.grad(kernels.dropout(x, noise).square().sum(), x)
     torch.testing.assert_close(slope, plain)
 
 
@@ -132,5 +132,5 @@ def test_the_fused_kernel_keeps_its_output_and_nothing_else():
     kept = []
     x = torch.randn(1, 100, 100, requires_grad=True) * 1.0
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        out = masks.relu_dropout(x, noise)
+        out = kernels.relu_dropout(x, noise)
     assert [t.data_ptr() for t in kept] == [out.data_ptr()]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bbalpha._engine.batches import Passes, collect
+from bbalpha._engine.batches import PassOptions, collect
 from bbalpha._engine.inputs import BatchDim
 from bbalpha._engine.planning import Masks
 from bbalpha.checks import check_real, check_same_shape
@@ -67,7 +67,7 @@ def fit_temperature(
     True
     """
     _check_rows(target)
-    passes = Passes(n_passes, batch_size, masks, seed, batch_dim, progress)
+    passes = PassOptions(n_passes, batch_size, masks, seed, batch_dim, progress)
 
     def keep(groups: Iterator[Any], start: int) -> tuple[Tensor]:
         return (torch.cat([as_logits(g, class_axis) for g in groups]),)

@@ -20,7 +20,7 @@ from bbalpha._engine import kinds
 from bbalpha._engine.guards import steady
 from bbalpha._engine.inputs import BatchDim, Inputs
 from bbalpha._engine.planning import find_plan
-from bbalpha._engine.running import Run
+from bbalpha._engine.running import SampleCall
 from bbalpha._engine.sites import INSERTED
 from bbalpha._engine.tracing import Site, Trace, trace
 from bbalpha._torch import hook_places, is_compiled, tree_leaves
@@ -120,7 +120,7 @@ def _audited(model: nn.Module, inputs: Inputs, n_passes: int) -> Audit:
             plan = find_plan(model, inputs, "auto", False, False)
             if plan.rows is not None:
                 inputs = replace(inputs, axes=plan.rows.axes)
-            outputs = Run(model, inputs, plan, 0, False).again(0, n_passes, {})
+            outputs = SampleCall(model, inputs, plan, 0, False).again(0, n_passes, {})
     except ValueError as error:
         warnings.append(str(error))
     else:

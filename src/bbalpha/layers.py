@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bbalpha import _kernels as masks
+from bbalpha import _kernels as kernels
 from bbalpha._torch import convolve, recur, transforms_active
 
 
@@ -48,8 +48,8 @@ class Dropout(nn.Dropout):
             or transforms_active()
         ):
             return F.dropout(input, self.p, self.training, self.inplace)
-        noise = masks.draw_noise([None], [(input.shape, self.p)])[0]
-        out = masks.dropout(input, replace(noise, values=noise.values[0]))
+        noise = kernels.draw_noise([None], [(input.shape, self.p)])[0]
+        out = kernels.dropout(input, replace(noise, values=noise.values[0]))
         return input.copy_(out) if self.inplace else out
 
 

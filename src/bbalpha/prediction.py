@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bbalpha._engine.batches import Passes, collect
+from bbalpha._engine.batches import PassOptions, collect
 from bbalpha._engine.inputs import BatchDim
 from bbalpha._engine.planning import Masks
 from bbalpha.checks import check_class_axis, check_number
@@ -64,7 +64,7 @@ def predict_classification(
     (torch.Size([4, 3]), torch.Size([4]), True)
     """
     temperature = check_number("temperature", temperature, above=0)
-    passes = Passes(n_passes, batch_size, masks, seed, batch_dim, progress)
+    passes = PassOptions(n_passes, batch_size, masks, seed, batch_dim, progress)
 
     def reduce(groups: Iterator[Any], start: int) -> tuple[Tensor, ...]:
         logits = (as_logits(pick(g, output), class_axis) / temperature for g in groups)
@@ -115,7 +115,7 @@ def predict_regression(
     if isinstance(precision, str) and precision != "predicted":
         raise ValueError(f'`precision` must be None, a number, a tensor or "predicted"; got {precision!r}.')
     predicted = isinstance(precision, str)
-    passes = Passes(n_passes, batch_size, masks, seed, batch_dim, progress)
+    passes = PassOptions(n_passes, batch_size, masks, seed, batch_dim, progress)
 
     def reduce(groups: Iterator[Any], start: int) -> tuple[Tensor, ...]:
         parts = [_means(pick(g, output), predicted=predicted) for g in groups]

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from bbalpha._engine.inputs import BatchDim, Inputs
-from bbalpha._engine.planning import Masks, Strategy, run_passes
+from bbalpha._engine.planning import Masks, StrategyChoice, run_passes
 from bbalpha.checks import check_count, check_masks, check_model, check_seed
 
 
@@ -28,7 +28,7 @@ def sample(
     n_passes: int,
     *,
     masks: Masks = "per_example",
-    strategy: Strategy = "auto",
+    strategy: StrategyChoice = "auto",
     chunk_size: int | None = None,
     batch_dim: BatchDim = 0,
     seed: int | None = None,

@@ -6,7 +6,7 @@ from torch import nn
 
 import bbalpha
 from bbalpha._engine import batches
-from bbalpha._engine.batches import Passes, collect
+from bbalpha._engine.batches import PassOptions, collect
 
 
 def joined(groups, start):
@@ -50,7 +50,7 @@ def test_rows_times_passes_stay_within_the_budget(batch_size, budget, monkeypatc
     model, x = Wide(), torch.randn(20, 4)
     for _ in range(2):  # the first call also tries strategies out
         seen.clear()
-        (outputs,) = collect(model, x, Passes(n_passes=6, batch_size=batch_size), joined, row_axis=1)
+        (outputs,) = collect(model, x, PassOptions(n_passes=6, batch_size=batch_size), joined, row_axis=1)
     assert outputs.shape == (6, 20, 8)
     assert sum(seen) == 6 * 20 * 8  # passes are stacked here: what is seen is what is held
     one_pass = (batch_size or 1) * 8  # no fewer than one pass of a batch can be run
@@ -65,7 +65,7 @@ def test_reduce_is_told_its_first_row():
         return joined(groups, start)
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
-    collect(model, (torch.randn(n, 2) for n in (3, 4, 5)), Passes(n_passes=2, batch_size=2), reduce, row_axis=1)
+    collect(model, (torch.randn(n, 2) for n in (3, 4, 5)), PassOptions(n_passes=2, batch_size=2), reduce, row_axis=1)
     assert starts == [0, 2, 3, 5, 7, 9, 11]
 
 
@@ -77,7 +77,7 @@ def test_an_error_in_reduce_leaves_the_model_as_it_was():
         raise KeyError
 
     with pytest.raises(KeyError) as caught:
-        collect(model, torch.randn(4, 2), Passes(n_passes=2), reduce, row_axis=1)
+        collect(model, torch.randn(4, 2), PassOptions(n_passes=2), reduce, row_axis=1)
     assert caught.tb is not None  # frames are alive: nothing waits for the garbage collector
     assert all(m.training for m in model.modules())
 

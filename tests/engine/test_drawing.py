@@ -1,4 +1,4 @@
-"""The draws of K passes are the same in every layout, and one for all rows where they are shared."""
+"""The draws of K passes are the same by every strategy, and one for all rows where they are shared."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def one_by_one(draw, **options):
 def test_stacked_rows_get_what_they_get_alone(shared):
     x = torch.randn(N, D)
     alone = one_by_one(lambda d: d.dropped(x, 0.5), shared=shared, where=at(0))
-    together = Drawing(Passes(0, 0, K), N, layout="stacked", shared=shared, where=at(0)).dropped(x.repeat(K, 1), 0.5)
+    together = Drawing(Passes(0, 0, K), N, strategy="repeat", shared=shared, where=at(0)).dropped(x.repeat(K, 1), 0.5)
     assert torch.equal(together.view(K, N, D), alone)
     kept = (alone != 0).float()
     assert bool((kept == kept[:, :1]).all()) == shared
@@ -31,7 +31,7 @@ def test_stacked_rows_get_what_they_get_alone(shared):
 def test_rows_on_another_axis():
     x = torch.randn(7, N, D)
     alone = one_by_one(lambda d: d.dropped(x, 0.5), where=at(1), shared=True)
-    large = Drawing(Passes(0, 0, K), N, layout="stacked", where=at(1), shared=True).dropped(x.repeat(1, K, 1), 0.5)
+    large = Drawing(Passes(0, 0, K), N, strategy="repeat", where=at(1), shared=True).dropped(x.repeat(1, K, 1), 0.5)
     assert torch.equal(large.view(7, K, N, D).movedim(1, 0), alone)
     kept = (alone != 0).float()
     assert torch.equal(kept, kept[:, :, :1].expand_as(kept))
@@ -47,7 +47,7 @@ def test_rows_times_heads_share_one_draw_a_head(rows_first):
     assert not torch.equal(kept[0, 0], kept[0, 1])
     if rows_first:
         alone = one_by_one(lambda d: d.dropped(x, 0.5), shared=True, where=where)
-        large = Drawing(Passes(0, 0, K), N, layout="stacked", shared=True, where=where).dropped(x.repeat(K, 1), 0.5)
+        large = Drawing(Passes(0, 0, K), N, strategy="repeat", shared=True, where=where).dropped(x.repeat(K, 1), 0.5)
         assert torch.equal(large.view(K, 2 * N, D), alone)
 
 
@@ -83,7 +83,7 @@ def test_channels_are_dropped_whole():
 
 
 def test_no_axis_of_rows_is_refused():
-    drawing = Drawing(Passes(0, 0, K), N, layout="stacked", where=at(None))
+    drawing = Drawing(Passes(0, 0, K), N, strategy="repeat", where=at(None))
     with pytest.raises(NotStackableError, match="no axis of rows"):
         drawing.dropped(torch.ones(7, D), 0.5)
     with pytest.raises(NotStackableError, match="at once"):

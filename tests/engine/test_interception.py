@@ -1,4 +1,4 @@
-"""Random calls served from the passes: the right distribution, in every layout the same draws."""
+"""Random calls served from the passes: the right distribution, by every strategy the same draws."""
 
 import math
 
@@ -26,12 +26,12 @@ def single(call, x, *, k=0, where=first, **options):
 
 
 def stacked(call, x, where=first, **options):
-    with Interception(Passes(0, 0, K), len(x), layout="stacked", where=where, **options):
+    with Interception(Passes(0, 0, K), len(x), strategy="repeat", where=where, **options):
         return call(x.repeat(K, *[1] * (x.ndim - 1))).unflatten(0, (K, len(x)))
 
 
 def vmapped(call, x, **options):
-    mode = Interception(Passes(0, 0, K), len(x), layout="vmapped", where=first, **options)
+    mode = Interception(Passes(0, 0, K), len(x), strategy="vmap", where=first, **options)
 
     def one(index):
         mode.index = index
@@ -73,7 +73,7 @@ def call(request):
     return request.param
 
 
-def test_all_layouts_draw_the_same(call):
+def test_all_strategies_draw_the_same(call):
     x = torch.randn(N, D)
     loop = torch.stack([single(call, x, k=k) for k in range(K)])
     torch.testing.assert_close(stacked(call, x), loop)

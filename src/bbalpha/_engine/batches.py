@@ -3,7 +3,7 @@
 Rows are cut into batches, and passes into groups, so that about `_BUDGET` numbers of one activation are held at a
 time. What a batch gives is reduced at once; only what `reduce` returns is kept.
 
-    (outputs,) = collect(model, x, Passes(n_passes=100), lambda groups, _: (torch.cat(list(groups)),), row_axis=1)
+    (outputs,) = collect(model, x, PassOptions(n_passes=100), lambda groups, _: (torch.cat(list(groups)),), row_axis=1)
 """
 
 import inspect
@@ -35,7 +35,7 @@ Reduce = Callable[[Iterator[Any], int], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class Passes:
+class PassOptions:
     """How a model is run over its rows; the options that all of `predict_*` share.
 
     Attributes:
@@ -63,13 +63,13 @@ class Passes:
         check_seed(self.seed)
 
 
-def collect(model: nn.Module, x: Any, passes: Passes, reduce: Reduce, *, row_axis: int) -> tuple[Tensor, ...]:
+def collect(model: nn.Module, x: Any, options: PassOptions, reduce: Reduce, *, row_axis: int) -> tuple[Tensor, ...]:
     """What `reduce` makes of the outputs of every batch, joined over the rows.
 
     Args:
         model: Any model that `bbalpha.sample` takes; it is not touched.
         x: What `bbalpha.sample` takes, or an iterable of it (a DataLoader).
-        passes: How to run.
+        options: How to run.
         reduce: Takes the groups of passes of a batch one by one, each (G, n, ...) or a structure of these, rows behind
             the passes, and the number of its first row; returns tensors that have the n rows.
         row_axis: The axis of the rows in what `reduce` returns.
@@ -85,37 +85,44 @@ def collect(model: nn.Module, x: Any, passes: Passes, reduce: Reduce, *, row_axi
         )
     one = isinstance(x, (Tensor, tuple, list, Mapping, np.ndarray, PackedSequence))
     whole = one or not isinstance(x, Iterable) or hasattr(x, "keys")  # a graph goes through its parts by name
-    with steady(draws=passes.seed is None), torch.no_grad():
-        seed = draw_seed(None) if passes.seed is None else passes.seed
+    with steady(draws=options.seed is None), torch.no_grad():
+        seed = draw_seed(None) if options.seed is None else options.seed
         try:
-            return _collected(model, x, passes, reduce, seed, row_axis, whole)
+            return _collected(model, x, options, reduce, seed, row_axis, whole)
         except _NotOneFunctionError as error:  # what is drawn hangs on the rows of a batch
             if not whole:
                 raise ValueError(
                     '`masks="shared"` cannot be kept from batch to batch: which modules of this model draw depends on '
                     'the rows. Give all rows at once, or use masks="per_example".'
                 ) from error
-            return _collected(model, x, passes, reduce, seed, row_axis, whole, together=True)
+            return _collected(model, x, options, reduce, seed, row_axis, whole, together=True)
 
 
 def _collected(
-    model: nn.Module, x: Any, passes: Passes, reduce: Reduce, base: int, axis: int, whole: bool, together: bool = False
+    model: nn.Module,
+    x: Any,
+    options: PassOptions,
+    reduce: Reduce,
+    base: int,
+    axis: int,
+    whole: bool,
+    together: bool = False,
 ) -> tuple[Tensor, ...]:
     """`collect` of what was checked; `together` runs all rows at once."""
     rows = _Rows(axis)
     witness = _Witness()
-    total = Inputs.of(x, passes.batch_dim, model=model).rows if whole else None
-    with _bar(x, total, passes.progress) as bar:
+    total = Inputs.of(x, options.batch_dim, model=model).rows if whole else None
+    with _bar(x, total, options.progress) as bar:
         for part in (x,) if whole else x:
-            given = Inputs.of(part, passes.batch_dim, model=model)
-            plan = _planned(model, given, passes)
-            for inputs, group, chunk in _cut(model, given, passes, plan, together):
+            given = Inputs.of(part, options.batch_dim, model=model)
+            plan = _planned(model, given, options)
+            for inputs, group, chunk in _cut(model, given, options, plan, together):
                 _check_inputs(inputs, rows.count)
                 # one function a pass for all rows when masks are shared; else every batch draws its own
-                own = rows.count > 0 and passes.masks == "per_example"
+                own = rows.count > 0 and options.masks == "per_example"
                 seed = pass_seed(base, rows.count) if own else base
-                witness.begin(passes)
-                reduced = reduce(_groups(model, inputs, plan, passes, group, chunk, seed, witness), rows.count)
+                witness.begin(options)
+                reduced = reduce(_groups(model, inputs, plan, options, group, chunk, seed, witness), rows.count)
                 count = _check_rows(reduced, inputs, given, plan, axis)
                 rows.add(reduced, count, total=_total(given, plan) if whole else None)
                 bar.update(count if whole else 0)
@@ -138,9 +145,9 @@ class _Witness:
         self.first: list[tuple[str, ...]] = []
         self.now: list[tuple[str, ...]] | None = None
 
-    def begin(self, passes: Passes) -> None:
+    def begin(self, options: PassOptions) -> None:
         """A batch begins."""
-        self.now = None if passes.masks != "shared" else self.first if self.now is None else []
+        self.now = None if options.masks != "shared" else self.first if self.now is None else []
 
     def __call__(self, drawn: tuple[str, ...]) -> None:
         """A pass was run."""
@@ -154,14 +161,14 @@ class _Witness:
 # ------------------------------------------------------------------------------ cutting
 
 
-def _planned(model: nn.Module, inputs: Inputs, passes: Passes) -> Plan:
+def _planned(model: nn.Module, inputs: Inputs, options: PassOptions) -> Plan:
     """How the model is run, and where it has its rows; an error that says which layer the inputs do not fit."""
     with _explained(model, inputs):
-        return find_plan(model, inputs, "auto", passes.masks == "shared", True)
+        return find_plan(model, inputs, "auto", options.masks == "shared", True)
 
 
 def _cut(
-    model: nn.Module, inputs: Inputs, passes: Passes, plan: Plan, together: bool
+    model: nn.Module, inputs: Inputs, options: PassOptions, plan: Plan, together: bool
 ) -> Iterator[tuple[Inputs, int, int]]:
     """Batches of rows, how many passes to reduce at a time, and how many of these to run at a time.
 
@@ -178,9 +185,9 @@ def _cut(
     widest = max((max(p.shape[:2]) for p in model.parameters() if p.ndim > 1), default=1)
     width = max(widest, sum(t.numel() for t in here) // N)
     calls = max(1, _BUDGET // width)  # rows times passes whose activations are held
-    group = min(passes.n_passes, max(1, _BUDGET // numbers))
-    size = passes.batch_size or max(1, min(calls, _BUDGET // (group * numbers)))
-    if together or plan.rows is None or not plan.rows.independent or (passes.masks == "shared" and plan.rows.ragged):
+    group = min(options.n_passes, max(1, _BUDGET // numbers))
+    size = options.batch_size or max(1, min(calls, _BUDGET // (group * numbers)))
+    if together or plan.rows is None or not plan.rows.independent or (options.masks == "shared" and plan.rows.ragged):
         size = N
     chunk = max(1, calls // max(1, min(size, N)))
     if size >= N:
@@ -194,21 +201,21 @@ def _groups(
     model: nn.Module,
     inputs: Inputs,
     plan: Plan,
-    passes: Passes,
+    options: PassOptions,
     group: int,
     chunk: int,
     seed: int,
     witness: _Witness,
 ) -> Iterator[Any]:
     """The outputs of one batch, `group` passes at a time, rows behind the passes."""
-    for first in range(0, passes.n_passes, group):
-        count = min(group, passes.n_passes - first)
+    for first in range(0, options.n_passes, group):
+        count = min(group, options.n_passes - first)
         own: int | None = pass_seed(seed, first) if first else seed
-        if plan.own and passes.seed is None:
+        if plan.own and options.seed is None:
             own = None  # no seed reaches it
         with _explained(model, inputs):
             outputs = run_passes(
-                model, inputs, count, masks=passes.masks, seed=own, chunk_size=chunk, evaluation=True, plan=plan,
+                model, inputs, count, masks=options.masks, seed=own, chunk_size=chunk, evaluation=True, plan=plan,
                 witness=witness,
             )  # fmt: skip
         yield outputs if plan.rows is None else _rows_behind_passes(outputs, plan.rows.outputs)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bbalpha import _kernels as masks
+from bbalpha import _kernels as kernels
 from bbalpha._engine import kinds
 from bbalpha._engine.gathering import Gathering
 from bbalpha._kernels import Noise, Passes
@@ -57,7 +57,7 @@ def is_dense(layers: Layers, x: Tensor) -> bool:
 
 def run(layers: Layers, x: Tensor, passes: Passes, *, shared: bool) -> Tensor | None:
     """Outputs of all passes on `x` (N, ...): (K, N, ...), or None if no layer is random."""
-    first = next((i for i, layer in enumerate(layers) if kinds.drops(layer)), None)
+    first = next((i for i, layer in enumerate(layers) if _drops(layer)), None)
     if first is None:
         return None
     if first and type(layers[first - 1]) is nn.ReLU:
@@ -77,7 +77,7 @@ def run(layers: Layers, x: Tensor, passes: Passes, *, shared: bool) -> Tensor | 
 def _run(layers: Layers, x: Tensor, passes: Passes, shared: bool) -> Tensor:
     """Outputs of the passes from the first dropout on, by whatever fits best: (K, N, ...)."""
     chain = _Chain(layers, passes, x.shape[0], shared)
-    if x.ndim != 2 or not chain.may_be_ours(x) or (shared and chain.gathering.worth(x, 0)):
+    if x.ndim != 2 or not chain.may_be_ours(x) or (chain.gathering is not None and chain.gathering.worth(x, 0)):
         return chain.run(x)
     parts = blocks(layers)
     if parts is None:
@@ -109,7 +109,7 @@ class _Chain:
         self.rows = rows
         self.shared = shared
         self.plain = plain  # differentiable twice: nothing overwritten, nothing left out
-        self.gathering = Gathering(layers, passes, rows)
+        self.gathering = Gathering(layers, passes, rows) if shared else None
         self.stacked = False
 
     def run(self, x: Tensor) -> Tensor:
@@ -117,16 +117,16 @@ class _Chain:
         h, i = x, 0
         while i < len(self.layers):
             layer = self.layers[i]
-            if kinds.drops(layer) and self.shared and self.may_be_ours(h) and self.gathering.worth(h, i):
-                batches = self._split(h).unbind(0) if self.stacked else [h] * self.passes.count
-                self.stacked = True
-                h, i = self.gathering.run(i, batches)
-                continue
-            if kinds.drops(layer):
-                h = self.dropped(h, layer, masks.dropout)
+            if _drops(layer):
+                if self.gathering is not None and self.may_be_ours(h) and self.gathering.worth(h, i):
+                    batches = self._split(h).unbind(0) if self.stacked else [h] * self.passes.count
+                    self.stacked = True
+                    h, i = self.gathering.run(i, batches)
+                    continue
+                h = self.dropped(h, layer, kernels.dropout)
             elif type(layer) is nn.ReLU and self._fuses(i):
                 i += 1
-                h = self.dropped(h, self.layers[i], masks.relu_dropout)
+                h = self.dropped(h, self.layers[i], kernels.relu_dropout)
             else:
                 h = _apply(layer, h)
             i += 1
@@ -134,7 +134,7 @@ class _Chain:
 
     def _fuses(self, i: int) -> bool:
         """Whether the relu at `i` is followed by a dropout of units that shares a kernel with it."""
-        if i + 1 >= len(self.layers) or (self.shared and self.gathering.feeds_weights(i + 1)):
+        if i + 1 >= len(self.layers) or (self.gathering is not None and self.gathering.feeds_weights(i + 1)):
             return False
         then = self.layers[i + 1]
         return type(then) in kinds.UNIT_DROPOUT and 0 < then.p < 1
@@ -166,6 +166,10 @@ def _apply(layer: Any, h: Tensor) -> Tensor:
         return h.relu()  # never in place: h may be the caller's
     out: Tensor = h if type(layer) in kinds.DROPOUT else layer(h)
     return out
+
+
+def _drops(layer: Any) -> bool:
+    return type(layer) in kinds.DROPOUT and layer.p > 0
 
 
 # ------------------------------------------------------------------------------ Linear, ReLU and Dropout as one node
@@ -236,10 +240,10 @@ def _forward(
         if noise is None:
             h = h.relu_() if b.relu else h
         elif not entered:
-            h = masks.select(h.relu() if b.relu else h, *noise.apart).view(K * N, -1)
+            h = kernels.select(h.relu() if b.relu else h, *noise.apart).view(K * N, -1)
         else:  # fresh from a product: the mask is written over it
             rows = h.view(K, N, -1)
-            masks.select(rows, *noise.apart, out=rows)
+            kernels.select(rows, *noise.apart, out=rows)
             h = h.relu_() if b.relu else h
         kept.append(noise)
         entered.append(h)
@@ -305,11 +309,11 @@ def _through(ctx: Any, i: int, g: Tensor, entered: Tensor, values: Tensor | None
     """The gradient before the relu and the dropout of block i."""
     scale = ctx.scales[i]
     if ctx.parts[i].relu:  # positive exactly where the relu was open and the unit was kept
-        return masks.select(g, entered, 0, scale, out=g if fresh else None)
+        return kernels.select(g, entered, 0, scale, out=g if fresh else None)
     if values is None:
         return g
     rows = g.view(*ctx.size, -1)
-    return masks.select(rows, values, ctx.thresholds[i], scale, out=rows if fresh else None).view(g.shape)
+    return kernels.select(rows, values, ctx.thresholds[i], scale, out=rows if fresh else None).view(g.shape)
 
 
 def _differentiable(again: Any, x: Tensor, parameters: list[Tensor | None], grad: Tensor) -> list[Tensor | None]:

@@ -1,6 +1,6 @@
-"""The draws of K passes, however the passes are laid out: one by one, stacked in one batch, or under vmap.
+"""The draws of K passes, by whatever strategy these are run: one by one, stacked in one batch, or under vmap.
 
-Pass k asks its generator for the same numbers in the same order in every layout, so that the layouts give equal
+Pass k asks its generator for the same numbers in the same order by every strategy, so that all strategies give equal
 results and can be checked against each other. Where the rows are in what is drawn for is told from outside (`Place`),
 since no size of a tensor can tell.
 """
@@ -12,15 +12,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bbalpha import _kernels as masks
+from bbalpha import _kernels as kernels
 from bbalpha._kernels import Noise, Passes
 
-Layout = Literal["single", "stacked", "vmapped"]
+Strategy = Literal["loop", "repeat", "vmap"]
 Observer = Callable[[str, float | None, bool], None]  # kind, rate, whether it fired
 
 
 class NotStackableError(Exception):
-    """A random call whose draws cannot be told apart by pass in this layout; run the passes one by one."""
+    """A random call whose draws cannot be told apart by pass with this strategy; run the passes one by one."""
 
 
 class NotShareableError(Exception):
@@ -52,14 +52,14 @@ class Drawing:
     """Random numbers for the calls of a model, from the generators of `passes`.
 
     Args:
-        passes: The generators; one pass for the "single" layout.
+        passes: The generators; one pass for "loop".
         rows: N, the rows of the model's input in one pass; 0 if that is not known.
-        layout: "single": tensors are those of one pass; "stacked": rows are the K copies of the batch, pass
-            after pass; "vmapped": inside `torch.func.vmap` over the pass.
+        strategy: "loop": tensors are those of one pass; "repeat": rows are the K copies of the batch, pass after
+            pass; "vmap": inside `torch.func.vmap` over the pass.
         shared: One draw for all rows of a pass instead of one a row.
         where: Tells the place of the rows at every draw; without it every draw is for its own tensor.
         dimmed: Dropped units are dimmed by various amounts, not set to 0, to see what zeros would hide.
-        index: With "vmapped", the pass as the vmapped function sees it.
+        index: With "vmap", the pass as the vmapped function sees it.
         observer: Told of every random call: kind, rate, and whether it drew.
     """
 
@@ -68,7 +68,7 @@ class Drawing:
         passes: Passes,
         rows: int,
         *,
-        layout: Layout = "single",
+        strategy: Strategy = "loop",
         shared: bool = False,
         where: Where | None = None,
         dimmed: bool = False,
@@ -78,7 +78,7 @@ class Drawing:
         super().__init__()
         self.passes = passes
         self.rows = rows
-        self.layout = layout
+        self.strategy = strategy
         self.shared = shared
         self.where = where
         self.dimmed = dimmed
@@ -98,27 +98,27 @@ class Drawing:
         if x.numel() == 0:
             return x * 1.0
         rows = self._split(x, place)
-        per_pass = rows.shape[1:] if self.layout == "stacked" else rows.shape
+        per_pass = rows.shape[1:] if self.strategy == "repeat" else rows.shape
         if channels:
             per_pass = torch.Size((*per_pass[:2], *[1] * (len(per_pass) - 2)))
         drawn, expand = self._drawn(per_pass, place)
         if self.dimmed:
             noise = self.passes.dimming(drawn, x.dtype)
-        elif self.layout == "vmapped" and self.passes.count * drawn.numel() <= _LITTLE and x.dtype in _WIDE:
+        elif self.strategy == "vmap" and self.passes.count * drawn.numel() <= _LITTLE and x.dtype in _WIDE:
             noise = self.passes.factors([(drawn, rate)], x.dtype)[0]
         else:
             noise = self.passes.noise(drawn, rate)
         values = self._per_pass(expand(noise.values))
-        if noise.threshold is None and self.layout == "vmapped":  # a node of our own costs more under torch.func
+        if noise.threshold is None and self.strategy == "vmap":  # a node of our own costs more under torch.func
             return rows * values
-        return self._join(masks.dropout(rows, Noise(values, noise.threshold, noise.scale)), place)
+        return self._join(kernels.dropout(rows, Noise(values, noise.threshold, noise.scale)), place)
 
     def filled(self, like: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:
         """Random numbers of the shape of `like`, `fill(empty, generator)` for each pass."""
         self.fired += 1
         place = self._place(like.shape)
         rows = self._split(like, place)
-        per_pass = rows.shape[1:] if self.layout == "stacked" else rows.shape
+        per_pass = rows.shape[1:] if self.strategy == "repeat" else rows.shape
         drawn, expand = self._drawn(per_pass, place)
         with self.passes.plain():
             empty = torch.empty((self.passes.count, *drawn), dtype=like.dtype, device=like.device)
@@ -145,7 +145,7 @@ class Drawing:
     def alone(self, what: str) -> torch.Generator:
         """The generator of the one pass that is run; refuses where several are run together."""
         self.fired += 1
-        if self.layout != "single":
+        if self.strategy != "loop":
             raise NotStackableError(f"{what} draws for the whole batch at once")
         return self.passes.generators[0]
 
@@ -172,7 +172,7 @@ class Drawing:
         """`weight` with dropout for every group of rows of `x` that has one draw (G, ...), and the axis of rows."""
         groups, axis = self._groups(x)
         noise = self.passes.noise((groups, *weight.shape), rate)
-        return masks.dropout(weight, Noise(self._grouped(noise.values), noise.threshold, noise.scale)), axis
+        return kernels.dropout(weight, Noise(self._grouped(noise.values), noise.threshold, noise.scale)), axis
 
     def normal_weights(self, x: Tensor, weight: Tensor) -> tuple[Tensor, int]:
         """Standard normal numbers of the shape of `weight` in the same way (G, ...), and the axis of rows."""
@@ -186,7 +186,7 @@ class Drawing:
         """How many draws the rows of one pass of `x` (..., D) have: one, or one a row; and the axis of rows."""
         self.fired += 1
         place = self._place(x.shape)
-        if self.layout == "stacked":
+        if self.strategy == "repeat":
             rows = self._split(x, place)
             axis = 0 if place is None or place.axis is None else place.axis
             return 1 if self.shared else rows.shape[axis + 1], axis
@@ -198,24 +198,24 @@ class Drawing:
         return max(1, x.shape[axis]), axis
 
     def _grouped(self, values: Tensor) -> Tensor:
-        """(count, G, ...) draws as the layout sees them; stacked, the groups of all passes in a row."""
-        return values.flatten(0, 1) if self.layout == "stacked" else self._per_pass(values)
+        """(count, G, ...) draws as the strategy sees them; stacked, the groups of all passes in a row."""
+        return values.flatten(0, 1) if self.strategy == "repeat" else self._per_pass(values)
 
-    # ---- places and layouts
+    # ---- places and strategies
 
     def _place(self, shape: torch.Size) -> Place | None:
         """The place of the rows in what is drawn for, seen to fit; None where it does not matter."""
         place = None if self.where is None else self.where(shape)
-        if (not self.shared and self.layout != "stacked") or 0 in shape:
+        if (not self.shared and self.strategy != "repeat") or 0 in shape:
             return place
-        refused = NotStackableError if self.layout == "stacked" else NotShareableError
+        refused = NotStackableError if self.strategy == "repeat" else NotShareableError
         if place is None:
             raise refused(f"nobody knows where the rows are in a random call on a tensor of shape {tuple(shape)}")
-        if place.axis is None or (place.fold == 0 and self.layout != "stacked"):
-            if self.layout == "stacked":
+        if place.axis is None or (place.fold == 0 and self.strategy != "repeat"):
+            if self.strategy == "repeat":
                 raise refused(f"a random call on a tensor of shape {tuple(shape)} has no axis of rows")
             return place
-        rows = self.rows * (self.passes.count if self.layout == "stacked" else 1)
+        rows = self.rows * (self.passes.count if self.strategy == "repeat" else 1)
         if place.axis >= len(shape) or place.fold == 0 or shape[place.axis] != place.fold * rows:
             raise refused(f"a random call on a tensor of shape {tuple(shape)} was for other rows before")
         if place.fold > 1 and place.rows_first is None:
@@ -226,7 +226,7 @@ class Drawing:
 
     def _split(self, x: Tensor, place: Place | None) -> Tensor:
         """X as (count, *shape of one pass); x itself if not stacked."""
-        if self.layout != "stacked" or place is None or place.axis is None:
+        if self.strategy != "repeat" or place is None or place.axis is None:
             return x
         if place.fold > 1 and not place.rows_first:
             raise NotStackableError(f"the rows of a tensor of shape {tuple(x.shape)} do not stand together")
@@ -234,13 +234,13 @@ class Drawing:
         return split
 
     def _join(self, x: Tensor, place: Place | None) -> Tensor:
-        if self.layout != "stacked" or place is None or place.axis is None:
+        if self.strategy != "repeat" or place is None or place.axis is None:
             return x
         return x.movedim(0, place.axis).flatten(place.axis, place.axis + 1)
 
     def _per_pass(self, values: Tensor) -> Tensor:
-        """(count, ...) draws as the layout sees them."""
-        if self.layout == "single":
+        """(count, ...) draws as the strategy sees them."""
+        if self.strategy == "loop":
             return values[0]
         return values if self.index is None else values[self.index]
 

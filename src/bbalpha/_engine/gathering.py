@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bbalpha import _kernels as masks
+from bbalpha import _kernels as kernels
 from bbalpha._engine import kinds
 from bbalpha._kernels import Passes
 
@@ -63,7 +63,7 @@ class Gathering:
 
     def feeds_weights(self, i: int) -> bool:
         """Whether a dropout at `i` stands directly before weights whose inputs are the units it drops."""
-        if i + 1 >= len(self.layers) or not kinds.drops(self.layers[i]) or self.layers[i].p == 1:
+        if i + 1 >= len(self.layers) or type(self.layers[i]) not in kinds.DROPOUT or not 0 < self.layers[i].p < 1:
             return False
         then = self.layers[i + 1]
         if type(self.layers[i]) in kinds.UNIT_DROPOUT:
@@ -134,7 +134,7 @@ class _Linear(torch.autograd.Function):
         grad_batches: list[Tensor | None] = []
         for k, grad in enumerate(grads):
             x, rows, columns = saved[k], ctx.rows[k] if ctx.rows else None, ctx.columns[k]
-            g = masks.select(grad, saved[2 * K + k], 0, 1.0) if ctx.relu else grad
+            g = kernels.select(grad, saved[2 * K + k], 0, 1.0) if ctx.relu else grad
             if ctx.needs_input_grad[0]:
                 part = (g.t() @ x).mul_(ctx.scales[k])
                 if rows is None:

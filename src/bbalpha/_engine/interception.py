@@ -3,8 +3,8 @@
 Modules are not scanned for dropout; a `TorchFunctionMode` sees the calls themselves (functional dropout,
 attention dropout, the dropout between LSTM layers, `torch.rand` in a DropPath of one's own) and serves each
 from the generators of the passes. Because a pass always draws the same numbers in the same order, the passes
-can be run one by one ("single"), stacked in one large batch ("stacked") or under `torch.func.vmap`
-("vmapped") with equal results, and checked against each other.
+can be run one by one ("loop"), stacked in one large batch ("repeat") or under `torch.func.vmap` ("vmap") with
+equal results, and checked against each other.
 """
 
 import math

@@ -6,8 +6,6 @@ probability. `priors` asks by module, `lineage` by the name of the function that
 answers agree.
 """
 
-from typing import Any
-
 from torch import nn
 
 from bbalpha.layers import ConcreteDropout, Dropout, GaussianDropout
@@ -118,8 +116,3 @@ NORMS: Modules = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm
 def is_norm(module: nn.Module) -> bool:
     """Whether `module` is a normalisation layer: no prior on its parameters, never switched on."""
     return isinstance(module, NORMS) or "norm" in type(module).__name__.lower()
-
-
-def drops(layer: Any) -> bool:
-    """Whether `layer` of a chain is dropout at a rate above 0."""
-    return type(layer) in DROPOUT and layer.p > 0

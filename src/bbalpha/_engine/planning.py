@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from bbalpha._engine import chains, tracing
-from bbalpha._engine.drawing import NotShareableError, NotStackableError
+from bbalpha._engine.drawing import NotShareableError, NotStackableError, Strategy
 from bbalpha._engine.guards import heed_interrupt, steady
 from bbalpha._engine.inputs import Inputs
 from bbalpha._engine.kinds import BATCH_NORMS
 from bbalpha._engine.rows import Places, Rows, a_few, find_rows, near, refused
-from bbalpha._engine.running import Plan, Run, Witness
+from bbalpha._engine.running import Plan, SampleCall, Witness
 from bbalpha._engine.sites import may_be_random
 from bbalpha._engine.tracing import Trace, trace
 from bbalpha._kernels import draw_seed
@@ -29,7 +29,7 @@ from bbalpha._torch import MODULE_STATE, children, is_hooked, outside_transforms
 from bbalpha.layers import DropConnectLinear, GaussianLinear
 
 Masks = Literal["per_example", "shared"]
-Strategy = Literal["auto", "vmap", "repeat", "loop"]
+StrategyChoice = Strategy | Literal["auto"]
 Key = tuple[Any, ...]
 _PASSES = 3  # that have to agree on whether rows depend on each other: one may have lost the path they do so on
 
@@ -66,7 +66,7 @@ def run_passes(
     *,
     masks: Masks,
     seed: int | None,
-    strategy: Strategy = "auto",
+    strategy: StrategyChoice = "auto",
     chunk_size: int | None = None,
     evaluation: bool = False,
     plan: Plan | None = None,
@@ -83,12 +83,12 @@ def run_passes(
         if plan.rows is not None and plan.rows.axes != inputs.axes:
             inputs = replace(inputs, axes=plan.rows.axes)
         _check_plan(plan, seed)
-        run = Run(model, inputs, plan, base, shared, evaluation, witness=witness)
+        call = SampleCall(model, inputs, plan, base, shared, evaluation, witness=witness)
         try:
-            return run.all(n_passes, chunk_size)
+            return call.all(n_passes, chunk_size)
         except NotStackableError as error:  # what was tried on a few rows does not hold here
             heed_interrupt(error)
-            return replace(run, plan=replace(plan, strategy="loop")).all(n_passes, chunk_size)
+            return replace(call, plan=replace(plan, strategy="loop")).all(n_passes, chunk_size)
         except NotShareableError as error:
             raise ValueError(refused(error)) from error
 
@@ -107,7 +107,7 @@ def _check_plan(plan: Plan, seed: int | None) -> None:
         )
 
 
-def find_plan(model: nn.Module, inputs: Inputs, strategy: Strategy, shared: bool, evaluation: bool) -> Plan:
+def find_plan(model: nn.Module, inputs: Inputs, strategy: StrategyChoice, shared: bool, evaluation: bool) -> Plan:
     """The remembered plan for this model in this state and inputs of this kind, made where there is none."""
     memory = _remembered(model)
     key = (inputs.kind, strategy, shared, evaluation)
@@ -199,7 +199,7 @@ def _attributes(attributes: dict[str, Any], seen: dict[int, None]) -> Iterable[A
 
 
 def _make_plan(
-    model: nn.Module, inputs: Inputs, strategy: Strategy, shared: bool, evaluation: bool, memory: _Memory
+    model: nn.Module, inputs: Inputs, strategy: StrategyChoice, shared: bool, evaluation: bool, memory: _Memory
 ) -> Plan:
     layers = chains.find(model) or () if isinstance(inputs.x, Tensor) and inputs.batch_dim == 0 else ()
     if strategy == "auto" and layers and model not in layers and chains.is_dense(layers, inputs.x):
@@ -236,13 +236,13 @@ def _cheapest(
     seen: Trace,
     plain: Plan,
     layers: tuple[nn.Module, ...],
-    strategy: Strategy,
+    strategy: StrategyChoice,
     shared: bool,
     evaluation: bool,
 ) -> Plan:
     """The plan with the first strategy that gives what the loop gives."""
     # work in front of the first draw is worth sharing; batch statistics must be those of one pass
-    order: list[Literal["chain", "vmap", "repeat"]] = ["vmap", "repeat"] if seen.worth_sharing else ["repeat", "vmap"]
+    order: list[Strategy | Literal["chain"]] = ["vmap", "repeat"] if seen.worth_sharing else ["repeat", "vmap"]
     if layers and model not in layers and strategy == "auto":
         order.insert(0, "chain")
     reasons: list[str] = []
@@ -284,8 +284,8 @@ def _rows(model: nn.Module, inputs: Inputs, plain: Plan) -> Rows | None:
         return find_rows(inputs, look, run)
 
 
-def _trial(model: nn.Module, few: Inputs, plan: Plan, shared: bool, evaluation: bool) -> Run:
-    return Run(model, few, plan, 0, shared, evaluation, use="trial")
+def _trial(model: nn.Module, few: Inputs, plan: Plan, shared: bool, evaluation: bool) -> SampleCall:
+    return SampleCall(model, few, plan, 0, shared, evaluation, use="trial")
 
 
 def _check_random(model: nn.Module, few: Inputs, seen: Trace, plan: Plan, evaluation: bool) -> Plan:

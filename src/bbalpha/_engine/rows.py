@@ -63,34 +63,34 @@ class Rows:
 
 
 Look = Callable[[Inputs, int], Trace]  # of a seed
-Run = Callable[[Inputs, Places], Any]  # a few passes with shared draws, (K, N, ...)
+Try = Callable[[Inputs, Places], Any]  # a few passes with shared draws, (K, N, ...)
 
 
-def find_rows(inputs: Inputs, look: Look, run: Run) -> Rows | None:
+def find_rows(inputs: Inputs, look: Look, attempt: Try) -> Rows | None:
     """Where a model has its rows; None if it does not tell.
 
     Args:
         inputs: What it is to be run on, at least one row.
         look: Traces a pass of the model, of a seed.
-        run: Runs a few passes of the model, draws shared by rows whose places it is given.
+        attempt: Runs a few passes of the model, draws shared by rows whose places it is given.
     """
     found: list[Rows] = []
     readings = inputs.readings()
     first = [r for r in readings if r.axes[0] is not None]  # who names one axis for several inputs means the first
     for some in (first, [r for r in readings if r not in first]):
         for fewer in (True, False):  # on fewer rows, or whole and with rows added
-            seen = _best(some, look, run, fewer)
+            seen = _best(some, look, attempt, fewer)
             if seen is not None and seen.answers:
                 return seen
             found += [] if seen is None else [seen]
     return found[0] if found else None
 
 
-def _best(readings: list[Inputs], look: Look, run: Run, fewer: bool) -> Rows | None:
+def _best(readings: list[Inputs], look: Look, attempt: Try, fewer: bool) -> Rows | None:
     """The first reading whose rows are independent, else the first that an output answers to, else the first."""
     found: list[Rows] = []
     for reading in readings:
-        seen = _evidence(a_few(reading) if fewer else reading, look, run, fewer)
+        seen = _evidence(a_few(reading) if fewer else reading, look, attempt, fewer)
         if seen is not None and seen.independent:
             return seen
         found += [] if seen is None else [seen]
@@ -115,7 +115,7 @@ def a_few(inputs: Inputs, most: int = 12, least: int = 5) -> Inputs:
 # ------------------------------------------------------------------------------ evidence
 
 
-def _evidence(few: Inputs, look: Look, run: Run, fewer: bool) -> Rows | None:
+def _evidence(few: Inputs, look: Look, attempt: Try, fewer: bool) -> Rows | None:
     """What the model shows on these rows, and on others made of them; None if it fails."""
     n = few.rows or 0
     more = torch.cat((torch.arange(n).flip(0), torch.tensor([n // 2]))) if fewer else torch.arange(n + 3) % n
@@ -136,17 +136,17 @@ def _evidence(few: Inputs, look: Look, run: Run, fewer: bool) -> Rows | None:
     outputs = tuple(p.axis if p is not None and p.fold == 1 else None for p in placed)
     numbers = sum(a.numel() for a, _ in shapes) // n
     rows = Rows(few.axes, outputs, _places(ones, others, n, len(more)), False, _distinct(few), max(1, numbers), fewer)
-    return _confirmed(rows, few, run) if fewer and rows.answers else rows
+    return _confirmed(rows, few, attempt) if fewer and rows.answers else rows
 
 
-def _confirmed(rows: Rows, few: Inputs, run: Run) -> Rows:
+def _confirmed(rows: Rows, few: Inputs, attempt: Try) -> Rows:
     """`rows`, seen to be independent or not: every other row, and the ones between, come out as they do in company."""
     n = few.rows or 0
     parts = (torch.arange(1, n, 2).flip(0), torch.arange(0, n, 2))
     for places in _orders(rows.places):
         try:
-            whole = run(few, places)
-            alone = [run(few.select(part), places) for part in parts]
+            whole = attempt(few, places)
+            alone = [attempt(few.select(part), places) for part in parts]
         except Exception as error:  # noqa: BLE001 - as above, or draws that nobody can share
             heed_interrupt(error)
             continue

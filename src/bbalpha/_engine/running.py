@@ -1,6 +1,6 @@
-"""Running the passes of a model by one strategy: the plan says which, `Run` does it.
+"""Running the passes of a model by one strategy: the plan says which, a `SampleCall` does it.
 
-Run(model, inputs, Plan("loop"), seed=0, shared=False)(first=0, count=10)       # (10, N, ...)
+SampleCall(model, inputs, Plan("loop"), seed=0, shared=False)(first=0, count=10)       # (10, N, ...)
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bbalpha._engine import chains, sites
-from bbalpha._engine.drawing import Layout, NotStackableError
+from bbalpha._engine.drawing import NotStackableError, Strategy
 from bbalpha._engine.guards import eager, forked_generators, seed_generators, steady
 from bbalpha._engine.hidden import Hidden
 from bbalpha._engine.inputs import Inputs
@@ -44,7 +44,7 @@ class Plan:
         rows: Where the rows are; None if that is not known, or not needed.
     """
 
-    strategy: Literal["chain", "vmap", "repeat", "loop"]
+    strategy: Strategy | Literal["chain"]
     hidden: bool = False
     foreign: bool = False
     moves: bool = False
@@ -58,7 +58,7 @@ class Plan:
 
 
 @dataclass(slots=True, eq=False)  # made at every call, and a frozen one takes three times as long
-class Run:
+class SampleCall:
     """One call of `sample`: passes first..first+count of a model on its inputs.
 
     Attributes:
@@ -152,12 +152,12 @@ class Run:
 class _Live:
     """The strategies, on the model that is run for the caller's."""
 
-    run: Run
+    call: SampleCall
     model: nn.Module
     finder: Finder | None
 
     def __call__(self, first: int, count: int) -> Any:
-        return getattr(self, f"_{self.run.plan.strategy}")(first, count)
+        return getattr(self, f"_{self.call.plan.strategy}")(first, count)
 
     def each(self, starts: list[tuple[int, int]]) -> Any:
         """The chunks one after the other."""
@@ -171,22 +171,22 @@ class _Live:
         return merge(outputs, torch.cat)
 
     def _moving(self) -> list[nn.Module]:
-        return [m for m in self.model.modules() if m.training] if self.run.plan.moves else []
+        return [m for m in self.model.modules() if m.training] if self.call.plan.moves else []
 
-    def _intercept(self, first: int, count: int, layout: Layout) -> Interception:
-        inputs = self.run.inputs
-        passes = Passes(self.run.seed, first, count, device=inputs.device)
+    def _intercept(self, first: int, count: int, strategy: Strategy) -> Interception:
+        inputs = self.call.inputs
+        passes = Passes(self.call.seed, first, count, device=inputs.device)
         where = None if self.finder is None else self.finder.begin()
         return Interception(
-            passes, inputs.rows or 0, layout=layout, where=where, shared=self.run.shared, dimmed=self.run.dimmed
+            passes, inputs.rows or 0, strategy=strategy, where=where, shared=self.call.shared, dimmed=self.call.dimmed
         )
 
     def _check_fired(self, mode: Interception) -> None:
-        plan = self.run.plan
-        if self.run.witness is not None and self.finder is not None:
-            self.run.witness(tuple(self.finder.log))
-        if not mode.fired and not plan.foreign and not plan.own and self.run.inputs.rows != 0:
-            raise ValueError(trace(self.run.model, self.run.inputs).nothing_random(self.run.model))
+        plan = self.call.plan
+        if self.call.witness is not None and self.finder is not None:
+            self.call.witness(tuple(self.finder.log))
+        if not mode.fired and not plan.foreign and not plan.own and self.call.inputs.rows != 0:
+            raise ValueError(trace(self.call.model, self.call.inputs).nothing_random(self.call.model))
 
     # ---- strategies
 
@@ -201,21 +201,21 @@ class _Live:
         return merge(outputs, torch.stack)
 
     def _one(self, k: int) -> Any:
-        if self.run.plan.foreign:
-            seed_generators(pass_seed(self.run.seed, k))
-        mode = self._intercept(k, 1, "single")
-        with Hidden(mode) if self.run.plan.hidden else nullcontext(), mode:
-            output = self.run.inputs.fresh().call(self.model)
+        if self.call.plan.foreign:
+            seed_generators(pass_seed(self.call.seed, k))
+        mode = self._intercept(k, 1, "loop")
+        with Hidden(mode) if self.call.plan.hidden else nullcontext(), mode:
+            output = self.call.inputs.fresh().call(self.model)
         self._check_fired(mode)
         return output
 
     def _repeat(self, first: int, count: int) -> Any:
-        rows = self.run.plan.rows
+        rows = self.call.plan.rows
         if rows is None:
             raise NotStackableError("nobody knows where the rows are")
-        large = self.run.inputs.repeated(count)
-        mode = self._intercept(first, count, "stacked")
-        views = count == 1 or self.run.inputs.rows == 1  # of the caller's memory
+        large = self.call.inputs.repeated(count)
+        mode = self._intercept(first, count, "repeat")
+        views = count == 1 or self.call.inputs.rows == 1  # of the caller's memory
         with mode:
             output = (large.fresh() if views else large).call(self.model)
         self._check_fired(mode)
@@ -228,27 +228,27 @@ class _Live:
             axis = next(axes)
             if axis is None or axis >= t.ndim or t.shape[axis] != large.rows:
                 raise NotStackableError(f"an output of shape {tuple(t.shape)} has no axis of rows")
-            return t.unflatten(axis, (count, self.run.inputs.rows)).movedim(axis, 0)
+            return t.unflatten(axis, (count, self.call.inputs.rows)).movedim(axis, 0)
 
         return tree_unflatten([split(t) for t in flat], spec)
 
     def _vmap(self, first: int, count: int) -> Any:
-        mode = self._intercept(first, count, "vmapped")
+        mode = self._intercept(first, count, "vmap")
         rest: list[Any] = []
         spec: list[TreeSpec] = []
 
         def one(index: Tensor) -> list[Tensor]:
             mode.index = index
             with mode:
-                flat, tree = tree_flatten(self.run.inputs.fresh().call(self.model))
+                flat, tree = tree_flatten(self.call.inputs.fresh().call(self.model))
             spec.append(tree)
             rest.extend(flat)
             return [t for t in flat if isinstance(t, Tensor)]
 
-        index = torch.arange(count, device=self.run.inputs.device)
+        index = torch.arange(count, device=self.call.inputs.device)
         tensors = iter(torch.func.vmap(one, randomness="same")(index))
         self._check_fired(mode)
-        if self.run.use == "trial" and sites.holds_batched(self.model):
+        if self.call.use == "trial" and sites.holds_batched(self.model):
             raise NotStackableError("the model keeps tensors of a pass")
         return tree_unflatten([next(tensors) if isinstance(t, Tensor) else t for t in rest], spec[0])
 
@@ -257,11 +257,11 @@ class _Chunks(torch.autograd.Function):
     """Chunks of passes whose activations live only while their chunk is at work, forward and backward."""
 
     @staticmethod
-    def forward(ctx: Any, run: Run, starts: list[tuple[int, int]], spec: list[Any], *wanted: Tensor) -> Any:
-        ctx.buffers = {b: b.clone() for b in run.model.buffers()} if run.plan.moves else {}
-        outputs = run.each(starts)
+    def forward(ctx: Any, call: SampleCall, starts: list[tuple[int, int]], spec: list[Any], *wanted: Tensor) -> Any:
+        ctx.buffers = {b: b.clone() for b in call.model.buffers()} if call.plan.moves else {}
+        outputs = call.each(starts)
         spec.extend(tree_flatten(outputs))
-        ctx.run, ctx.starts, ctx.wanted = run, starts, wanted
+        ctx.call, ctx.starts, ctx.wanted = call, starts, wanted
         ctx.save_for_backward(*wanted)
         tensors = tuple(t for t in spec[0] if isinstance(t, Tensor))
         ctx.mark_non_differentiable(*(t for t in tensors if not t.is_floating_point()))
@@ -274,7 +274,7 @@ class _Chunks(torch.autograd.Function):
         total: list[Tensor | None] = [None] * len(ctx.wanted)
         for k, n in ctx.starts:
             with steady(), torch.enable_grad():
-                flat = [t for t in tree_flatten(ctx.run.again(k, n, ctx.buffers))[0] if isinstance(t, Tensor)]
+                flat = [t for t in tree_flatten(ctx.call.again(k, n, ctx.buffers))[0] if isinstance(t, Tensor)]
             pairs = [(t, g[k : k + n]) for t, g in zip(flat, grads, strict=True) if t.requires_grad]
             parts = torch.autograd.grad([t for t, _ in pairs], ctx.wanted, [g for _, g in pairs], allow_unused=True)
             for i, part in enumerate(parts):
