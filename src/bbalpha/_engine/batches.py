@@ -23,7 +23,7 @@ from tqdm import tqdm
 from bbalpha import _kernels as fast_masks
 from bbalpha._engine.guards import draw_seed, heed_interrupt, steady
 from bbalpha._engine.inputs import BatchDim, Inputs
-from bbalpha._engine.planning import Masks, find_plan, run_passes
+from bbalpha._engine.planning import Masks, Way, find_plan, run_passes
 from bbalpha._engine.running import Plan
 from bbalpha._engine.shadows import listened_to, shadowed
 from bbalpha.checks import check_count, check_masks, check_model, check_seed
@@ -40,7 +40,7 @@ class Passes:
     """How a model is run over its rows; the options that all of `predict_*` share.
 
     Attributes:
-        n_passes: K.
+        n_passes: K; None for the network as it is, which is run once.
         batch_size: Rows at a time; None chooses by memory.
         masks: As in `bbalpha.sample`.
         seed: None draws from torch's global generator; an int leaves it untouched. With shared masks the result
@@ -49,7 +49,7 @@ class Passes:
         progress: None shows a bar on a terminal when it takes more than a few seconds.
     """
 
-    n_passes: int
+    n_passes: int | None
     batch_size: int | None = None
     masks: Masks = "per_example"
     seed: int | None = None
@@ -57,11 +57,22 @@ class Passes:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        check_count("n_passes", self.n_passes)
+        if self.n_passes is not None:
+            check_count("n_passes", self.n_passes)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
         check_masks(self.masks)
         check_seed(self.seed)
+
+    @property
+    def count(self) -> int:
+        """How many outputs there are of every row."""
+        return 1 if self.n_passes is None else self.n_passes
+
+    @property
+    def draws(self) -> bool:
+        """Whether a seed is drawn from torch's global generator."""
+        return self.seed is None and self.n_passes is not None
 
 
 def collect(model: nn.Module, x: Any, passes: Passes, reduce: Reduce, *, row_axis: int) -> tuple[Tensor, ...]:
@@ -86,8 +97,8 @@ def collect(model: nn.Module, x: Any, passes: Passes, reduce: Reduce, *, row_axi
         )
     one = isinstance(x, (Tensor, tuple, list, Mapping, np.ndarray, PackedSequence))
     whole = one or not isinstance(x, Iterable) or hasattr(x, "keys")  # a graph goes through its parts by name
-    with steady(draws=passes.seed is None), torch.no_grad():
-        seed = draw_seed(None) if passes.seed is None else passes.seed
+    with steady(draws=passes.draws), torch.no_grad():
+        seed = draw_seed(None) if passes.draws else passes.seed or 0
         try:
             return _collected(model, x, passes, reduce, seed, row_axis, whole)
         except _NotOneFunctionError as error:  # what is drawn hangs on the rows of a batch
@@ -158,7 +169,8 @@ class _Witness:
 def _planned(model: nn.Module, inputs: Inputs, passes: Passes) -> Plan:
     """How the model is run, and where it has its rows; an error that says which layer the inputs do not fit."""
     with _explained(model, inputs):
-        return find_plan(model, inputs, "auto", passes.masks == "shared", True)
+        way: Way = "once" if passes.n_passes is None else "auto"
+        return find_plan(model, inputs, way, passes.masks == "shared", True)
 
 
 def _cut(
@@ -179,7 +191,7 @@ def _cut(
     widest = max((max(p.shape[:2]) for p in model.parameters() if p.ndim > 1), default=1)
     width = max(widest, sum(t.numel() for t in here) // N)
     calls = max(1, _BUDGET // width)  # rows times passes whose activations are held
-    group = min(passes.n_passes, max(1, _BUDGET // numbers))
+    group = min(passes.count, max(1, _BUDGET // numbers))
     size = passes.batch_size or max(1, min(calls, _BUDGET // (group * numbers)))
     if together or plan.rows is None or not plan.rows.independent or (passes.masks == "shared" and plan.rows.ragged):
         size = N
@@ -202,8 +214,8 @@ def _groups(
     witness: _Witness,
 ) -> Iterator[Any]:
     """The outputs of one batch, `group` passes at a time, rows behind the passes."""
-    for first in range(0, passes.n_passes, group):
-        count = min(group, passes.n_passes - first)
+    for first in range(0, passes.count, group):
+        count = min(group, passes.count - first)
         own: int | None = fast_masks.pass_seed(seed, first) if first else seed
         if plan.own and passes.seed is None:
             own = None  # no seed reaches it
