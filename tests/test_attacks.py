@@ -158,6 +158,13 @@ def test_a_net_without_randomness_is_its_one_pass():
     torch.testing.assert_close(Predictive(net, n_passes=7)(x), F.log_softmax(net(x), 1))
 
 
+def test_without_passes_the_network_as_it_is_is_attacked():
+    net, x = small(), torch.rand(9, 6)
+    torch.testing.assert_close(Predictive(net, n_passes=None)(x), F.log_softmax(net.eval()(x), 1))
+    bare = nn.Sequential(*(layer for layer in net if not isinstance(layer, nn.Dropout)))
+    assert torch.equal(fgsm(net.train(), x, step=0.1, n_passes=None), fgsm(bare, x, step=0.1))
+
+
 class Wordy(nn.Module):
     def __init__(self, net):
         super().__init__()

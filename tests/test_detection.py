@@ -111,6 +111,17 @@ def test_a_plain_net_has_an_entropy_and_nothing_else():
         Detector(model, score="mutual_information").fit(x)
 
 
+def test_without_passes_any_net_is_taken_as_it_is(tmp_path):
+    model, x = net().train(), torch.randn(60, 4)
+    detector = Detector(model, n_passes=None).fit(x)
+    bbalpha.save(model, tmp_path / "model")
+    detector.save(tmp_path / "model")
+    again = Detector.load(tmp_path / "model", model)
+    expected = torch.distributions.Categorical(logits=model.eval()(x)).entropy()
+    for one in (detector, again):
+        torch.testing.assert_close(one.scores(x), expected)
+
+
 def test_the_model_is_as_it_was():
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).train()
     state = {k: v.clone() for k, v in model.state_dict().items()}

@@ -496,3 +496,86 @@ def test_errors_of_the_model_itself_are_not_reworded():
 
     with pytest.raises(RuntimeError, match="a bug of mine"):
         bbalpha.predict_classification(Broken(), torch.zeros(2, 4))
+
+
+# ------------------------------------------------------------------------------ no passes: the network as it is
+
+
+def test_without_passes_classes_are_those_of_evaluation_mode():
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).train()
+    model[1].running_mean.normal_()
+    x, y, generator = torch.randn(50, 4), torch.arange(50) % 3, torch.get_rng_state()
+    p = bbalpha.predict_classification(model, x, n_passes=None, batch_size=7)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(m.training for m in model.modules())
+    assert model[1].num_batches_tracked == 0
+    log_probs = model.eval()(x).log_softmax(1).detach()
+    torch.testing.assert_close(p.log_probs, log_probs)
+    torch.testing.assert_close(p.log_prob(y), log_probs[torch.arange(50), y])
+    torch.testing.assert_close(p.entropy, p.expected_entropy)
+    assert torch.equal(p.label, p.votes.argmax(1))
+    assert p.n_passes == 1
+    assert torch.equal(p.mutual_information, torch.zeros(50))
+    assert torch.equal(p.variation_ratio, torch.zeros(50))
+
+
+def test_without_passes_is_the_limit_of_dropout_at_a_vanishing_rate():
+    linear, x = nn.Linear(3, 4), torch.randn(50, 3)
+    once = bbalpha.predict_classification(linear, x, n_passes=None)
+    many = bbalpha.predict_classification(nn.Sequential(nn.Dropout(1e-4), linear), x, n_passes=20, seed=0)
+    torch.testing.assert_close(once.log_probs, many.log_probs, atol=5e-3, rtol=0)
+    torch.testing.assert_close(once.expected_entropy, many.expected_entropy, atol=5e-3, rtol=0)
+
+
+@pytest.mark.parametrize("precision", [None, 4.0, "predicted"])
+def test_without_passes_regression_has_the_noise_alone(precision):
+    model, x = TwoHeads() if precision == "predicted" else net(C=2), torch.randn(9, 4)
+    p = bbalpha.predict_regression(model, x, n_passes=None, precision=precision)
+    out = model.eval()(x)
+    mean = out[0] if precision == "predicted" else out
+    assert p.outputs.shape == (1, 9, 2)
+    torch.testing.assert_close(p.mean, mean.detach())
+    assert torch.equal(p.epistemic_std, torch.zeros(9, 2))
+    noise = {None: torch.zeros(9, 2), 4.0: torch.full((9, 2), 0.5)}.get(precision)
+    torch.testing.assert_close(p.std, (-0.5 * out[1]).exp().detach() if noise is None else noise)
+    if precision is None:
+        torch.testing.assert_close(p.interval(0.9)[0], p.mean)
+
+
+def test_without_passes_batches_tuples_and_mappings_give_the_same():
+    linear, x = nn.Linear(3, 4), torch.randn(10, 3)
+    whole = bbalpha.predict_classification(linear, x, n_passes=None).log_probs
+    for other in ((x,), {"input": x}, iter(x.split(4)), DataLoader(x, batch_size=3), x.numpy()):
+        found = bbalpha.predict_classification(linear, other, n_passes=None, batch_size=6, masks="shared", seed=1)
+        torch.testing.assert_close(found.log_probs, whole)
+    assert bbalpha.predict_classification(linear, torch.zeros(0, 3), n_passes=None).log_probs.shape == (0, 4)
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+def test_without_passes_rows_that_depend_on_each_other_stay_together():
+    x = torch.randn(20, 3)
+    p = bbalpha.predict_regression(Centred(), x, n_passes=None, batch_size=4)
+    torch.testing.assert_close(p.mean, x - x.mean(0))
+
+
+def test_without_passes_memory_is_bounded(monkeypatch):
+    seen, linear = [], nn.Linear(3, 4)
+    linear.register_forward_hook(lambda _, args, __: seen.append(len(args[0])))
+    monkeypatch.setattr(batches, "_BUDGET", 400)
+    bbalpha.predict_classification(linear, torch.randn(1000, 3), n_passes=None)
+    assert max(seen) <= 100
+
+
+def test_without_passes_mistakes_are_named():
+    with pytest.raises(ValueError, match="`x` must give at least one batch"):
+        bbalpha.predict_classification(nn.Linear(3, 4), iter([]), n_passes=None)
+    with pytest.raises(ValueError, match="`x` must be finite; got nan in row 1"):
+        bbalpha.predict_classification(nn.Linear(1, 2), torch.tensor([[0.0], [float("nan")]]), n_passes=None)
+    with pytest.raises(TypeError, match="`model` must return a tensor of logits"):
+        bbalpha.predict_classification(nn.LSTM(3, 4), torch.randn(2, 5, 3), n_passes=None)
+    with pytest.raises(ValueError, match="takes 3 features and got 5"):
+        bbalpha.predict_classification(nn.Linear(3, 4), torch.randn(2, 5), n_passes=None)

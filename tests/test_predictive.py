@@ -1,6 +1,7 @@
 """The laws of the predictive distribution, from passes that are known."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -210,3 +211,14 @@ def test_one_pass_has_no_spread(name):
 def test_bad_input_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_where_no_passes_were_asked_for_the_spread_is_0():
+    p = RegressionPrediction(torch.arange(3.0)[None], torch.tensor(4.0), drawn=False).rescaled(2.0)
+    assert torch.equal(p.epistemic_std, torch.zeros(3))
+    assert torch.equal(p.std, torch.ones(3))
+    point = RegressionPrediction(torch.arange(3.0)[None], drawn=False)
+    assert torch.equal(point.quantile(0.1), torch.arange(3.0))
+    one = ClassificationPrediction(torch.tensor([[0.3, 0.7]]).log(), torch.tensor([0.6]), torch.tensor([[0.0, 1.0]]), 1)
+    for name in ("mutual_information", "variation_ratio"):
+        assert torch.equal(getattr(replace(one, drawn=False), name), torch.zeros(1))

@@ -1,10 +1,13 @@
+import copy
 import json
 import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import bbalpha
@@ -196,3 +199,117 @@ def test_a_batch_of_nothing():
     for masks in ("per_example", "shared"):
         for size in (None, 2):
             assert sample(net, x[:0], 5, masks=masks, chunk_size=size).shape == (5, 0, 2)
+
+
+# ------------------------------------------------------------------------------ no passes: the network as it is
+
+
+class Normed(nn.Module):
+    """Batch norm between a module that drops and a forward that does."""
+
+    def __init__(self, rate=0.5):
+        super().__init__()
+        self.rate, self.drop = rate, nn.Dropout(rate)
+        self.a, self.norm, self.b = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.drop(self.norm(self.a(x)).relu())
+        return self.b(F.dropout(h, self.rate, self.training))
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_without_passes_all_but_the_random_sites_follow_the_callers_mode(mode):
+    net, x = Normed().train(mode), torch.randn(9, 4, requires_grad=True)
+    plain = Normed(rate=0.0).train(mode)
+    plain.load_state_dict(net.state_dict())
+    generator = torch.get_rng_state()
+    outputs, expected = sample(net, x, None), plain(x)
+    assert outputs.shape == (1, 9, 3)
+    assert torch.equal(outputs[0], expected)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(m.training is mode for m in net.modules())
+    assert all(torch.equal(a, b) for a, b in zip(net.buffers(), plain.buffers(), strict=True))  # moved once
+    assert net.norm.num_batches_tracked == int(mode)
+    got = torch.autograd.grad(outputs.square().sum(), [x, *net.parameters()])
+    want = torch.autograd.grad(expected.square().sum(), [x, *plain.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize(
+    "option", [{"masks": "shared"}, {"strategy": "vmap"}, {"strategy": "loop"}, {"chunk_size": 1}, {"seed": 3}]
+)
+def test_without_passes_the_options_of_passes_change_nothing(option):
+    net, x = net_and_x()
+    assert torch.equal(sample(net, x, None, **option)[0], net.eval()(x))
+
+
+def test_without_passes_everything_that_sample_takes():
+    linear, x = nn.Linear(4, 2), torch.randn(5, 4)
+    whole = linear(x)
+    for same in ((x,), {"input": x}, x.numpy()):
+        assert torch.equal(sample(linear, same, None)[0], whole)
+    assert sample(linear, x[:0], None).shape == (1, 0, 2)
+    out, (h, _) = sample(nn.LSTM(4, 3, 2, dropout=0.5), x[:, None], None, batch_dim=1)
+    assert (out.shape, h.shape) == ((1, 5, 1, 3), (1, 2, 1, 3))
+    inplace, before = nn.Sequential(nn.ReLU(inplace=True), linear), x.clone()
+    sample(inplace, x, None)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch asks for it itself
+def test_without_passes_inside_transforms_and_compiled_code():
+    net, x = net_and_x()
+    plain = copy.deepcopy(net).eval()
+    jacobian = torch.func.jacrev(lambda x: sample(net, x, None)[0])(x)
+    torch.testing.assert_close(jacobian, torch.func.jacrev(plain)(x))
+    stacked = torch.stack((x, 2 * x))
+    torch.testing.assert_close(torch.func.vmap(lambda x: sample(net, x, None)[0])(stacked), plain(stacked))
+    compiled = torch.compile(lambda x: 2 * sample(net, x, None), backend="eager")
+    torch.testing.assert_close(compiled(x)[0], 2 * plain(x))
+
+
+class Stubborn(nn.Module):
+    def forward(self, x):
+        return F.dropout(x, 0.5, training=True)
+
+
+class Harmless(nn.Module):
+    """Draws whether it trains or not, and uses what it drew only where it trains, as layer drop is often written."""
+
+    def forward(self, x):
+        one, two = torch.rand(()), np.random.rand()
+        return x * (one < 0.5) * (two < 0.5) if self.training else x
+
+
+def test_without_passes_what_cannot_be_switched_off_is_an_error():
+    x = torch.randn(5, 4)
+    for model in (Stubborn(), nn.Sequential(nn.Dropout(0.5), Stubborn()).eval()):
+        with pytest.raises(ValueError, match=r"`n_passes=None` needs a model that draws nothing.* \(dropout\)"):
+            sample(model, x, None)
+    states = torch.get_rng_state(), np.random.get_state()[1].copy()
+    assert torch.equal(sample(Harmless(), x, None)[0], x)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (np.random.get_state()[1] == states[1]).all()
+
+
+def test_a_model_without_randomness_is_told_the_way_out():
+    with pytest.raises(ValueError, match=r"add_dropout\(model, p=0.1\)\. For the network as it is.*n_passes=None"):
+        sample(nn.Linear(4, 2), torch.randn(5, 4), 3)
+
+
+class Experts(nn.Module):
+    """Rows choose an expert; the one with dropout is not needed for the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.drops = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drops(x) if bool((x > 10).any()) else 2 * x
+
+
+def test_without_passes_a_site_that_was_not_met_before_is_off_too():
+    net = Experts()
+    sample(net, torch.zeros(5, 4), None)
+    x = torch.full((5, 4), 11.0)
+    assert torch.equal(sample(net, x, None)[0], x)

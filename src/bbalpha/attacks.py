@@ -6,8 +6,8 @@ What is attacked is what is predicted with, log p(y|x) = log mean_k softmax(f_k(
     iterative_fgsm  x + step * sign(grad log p(target|x))           towards a class, again and again
 
 Masks are drawn afresh at every step, or fixed by a `seed`: who predicts with the same seed and shared masks is then
-attacked as the deterministic ensemble it is, which is the stronger attack. A net without dropout is attacked by its
-one pass. `Predictive` is that predictive as a plain module, for the attacks of other libraries:
+attacked as the deterministic ensemble it is, which is the stronger attack. A net without dropout is attacked as it
+is. `Predictive` is that predictive as a plain module, for the attacks of other libraries:
 
     attack(foolbox.PyTorchModel(Predictive(net, n_passes=10).eval(), bounds=(0, 1)), x, y, epsilons=0.1)
 """
@@ -22,10 +22,9 @@ from torch import Tensor, nn
 
 from bbalpha._engine.guards import steady
 from bbalpha._engine.inputs import Inputs
-from bbalpha._engine.planning import Masks, run_passes
+from bbalpha._engine.planning import Masks, is_random, run_passes
 from bbalpha._kernels import pass_seed
 from bbalpha.checks import check_count, check_floating, check_model
-from bbalpha.onepass import is_random, logits_once
 from bbalpha.prediction import as_logits
 
 Clip = tuple[float, float] | None
@@ -37,7 +36,7 @@ def fgsm(
     *,
     step: float,
     label: int | Tensor | None = None,
-    n_passes: int = 10,
+    n_passes: int | None = 10,
     clip: Clip = (0, 1),
     evade: float = 0.0,
     masks: Masks = "per_example",
@@ -51,7 +50,7 @@ def fgsm(
         x: Inputs (N, ...).
         step: How far every entry of `x` moves.
         label: The class to get away from, one or (N,); None takes the predicted one, as the paper does.
-        n_passes: K.
+        n_passes: K; None attacks the network as it is, random sites off.
         clip: The range of valid inputs; None for any.
         evade: An attacker who knows that uncertainty is watched climbs -log p(label) - evade * entropy.
         masks: "per_example", or "shared" by all rows of a pass.
@@ -80,7 +79,7 @@ def iterative_fgsm(
     target: int | Tensor,
     step: float = 0.01,
     n_steps: int = 40,
-    n_passes: int = 10,
+    n_passes: int | None = 10,
     clip: Clip = (0, 1),
     evade: float = 0.0,
     masks: Masks = "per_example",
@@ -97,7 +96,7 @@ def iterative_fgsm(
         target: The class to be taken for, one or (N,).
         step: How far every entry of `x` moves in a step.
         n_steps: How many steps.
-        n_passes: K.
+        n_passes: K; None attacks the network as it is, random sites off.
         clip: The range of valid inputs; None for any.
         evade: An attacker who knows that uncertainty is watched climbs log p(target) - evade * entropy. The entropy
             bounds the mutual information, so both are evaded. 0 is the attack of the paper.
@@ -128,7 +127,7 @@ class Predictive(nn.Module):
     Args:
         model: A classifier that returns logits (N, C), or a mapping with "logits"; one that has no random site is
             run once.
-        n_passes: K.
+        n_passes: K; None is the network as it is, random sites off.
         masks: "per_example", or "shared" by all rows of a pass.
         seed: None draws fresh masks at every call; an int fixes them, with "shared" to K networks.
 
@@ -138,24 +137,19 @@ class Predictive(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, *, n_passes: int = 10, masks: Masks = "per_example", seed: int | None = None
+        self, model: nn.Module, *, n_passes: int | None = 10, masks: Masks = "per_example", seed: int | None = None
     ) -> None:
         super().__init__()
         check_model(model)
-        n_passes = check_count("n_passes", n_passes)
+        n_passes = None if n_passes is None else check_count("n_passes", n_passes)
         self.model, self.n_passes, self.masks, self.seed = model, n_passes, masks, seed
-        self.random: bool | None = None  # found out on the first rows
 
     def forward(self, x: Tensor) -> Tensor:
         """Log of the mean probability over passes (N, C)."""
-        if self.random is None and len(x):
-            self.random = is_random(self.model, x)
-        if not self.random:
-            logits = logits_once(self.model, x)
-        else:
-            inputs = Inputs.of(x, 0, model=self.model)
-            outputs = run_passes(self.model, inputs, self.n_passes, masks=self.masks, seed=self.seed, evaluation=True)
-            logits = as_logits(outputs, 2)
+        inputs = Inputs.of(x, 0, model=self.model)
+        n_passes = self.n_passes if is_random(self.model, inputs) else None
+        outputs = run_passes(self.model, inputs, n_passes, masks=self.masks, seed=self.seed, evaluation=True)
+        logits = as_logits(outputs, 2)
         if logits.ndim != 3:
             raise ValueError(f"`model` must return logits of one label a row, (N, C); got {tuple(logits.shape[1:])}.")
         return F.log_softmax(logits, 2).logsumexp(0) - math.log(len(logits))

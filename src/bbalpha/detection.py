@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from bbalpha import _files as folders
 from bbalpha import metrics
+from bbalpha._engine.inputs import Inputs
+from bbalpha._engine.planning import is_random
 from bbalpha.checks import check_model
-from bbalpha.onepass import is_random, predict_once
 from bbalpha.prediction import predict_classification
 from bbalpha.predictive import ClassificationPrediction
 
@@ -57,11 +58,11 @@ class Detector:
     """Flags inputs on which a classifier is less sure than on all but a share `false_alarm` of clean ones.
 
     Args:
-        model: A classifier that returns logits (N, C). One without any random site is scored by its one pass, which
-            has an entropy and nothing else.
+        model: A classifier that returns logits (N, C). One without any random site is scored as it is: it has an
+            entropy and nothing else.
         score: "entropy", "mutual_information" or "variation_ratio" of the prediction.
         false_alarm: The largest share of clean inputs to be flagged.
-        n_passes: K.
+        n_passes: K; None takes any model for one without random sites.
         seed: None draws fresh masks for every row; an int fixes K networks, so that a row always scores the same.
             The guarantee holds with both.
         batch_size: Rows at a time; None chooses by memory.
@@ -81,7 +82,7 @@ class Detector:
         *,
         score: Score = "entropy",
         false_alarm: float = 0.05,
-        n_passes: int = 100,
+        n_passes: int | None = 100,
         seed: int | None = None,
         batch_size: int | None = None,
     ) -> None:
@@ -194,11 +195,14 @@ class Detector:
             x = chain((first,), batches)
         else:
             first = x
-        if not is_random(self.model, first):
-            return predict_once(self.model, x, batch_size=self.batch_size or 1024)
+        n_passes = self.n_passes if is_random(self.model, Inputs.of(first, model=self.model)) else None
+        if n_passes is None and self.score != "entropy":
+            raise ValueError(
+                f'`{self.score}` needs at least 2 passes that differ; `model` is run as it is. Use score="entropy".'
+            )
         masks: Literal["per_example", "shared"] = "per_example" if self.seed is None else "shared"
         return predict_classification(
-            self.model, x, n_passes=self.n_passes, masks=masks, seed=self.seed, batch_size=self.batch_size, class_axis=2
+            self.model, x, n_passes=n_passes, masks=masks, seed=self.seed, batch_size=self.batch_size, class_axis=2
         )
 
     def _fitted(self) -> float:

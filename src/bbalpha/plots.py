@@ -8,6 +8,7 @@ brightness and hatching, so that a grey print reads the same.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,7 +57,7 @@ def regression_bands(
     ax = _axes(ax)
     order = x.flatten().argsort()
     at = _numbers(x.flatten()[order])
-    passes = RegressionPrediction(prediction.outputs)
+    passes = replace(prediction, precision=None)
     layers: list[tuple[RegressionPrediction, str, str]] = [(passes, "#5B8DB8", "epistemic: where the mean may lie")]
     if prediction.precision is not None:
         layers.insert(0, (prediction, "#C9DCEB", "total: where a new target may lie"))

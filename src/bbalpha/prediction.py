@@ -28,7 +28,7 @@ def predict_classification(
     model: nn.Module,
     x: Any,
     *,
-    n_passes: int = 100,
+    n_passes: int | None = 100,
     batch_size: int | None = None,
     masks: Masks = "per_example",
     seed: int | None = None,
@@ -46,7 +46,7 @@ def predict_classification(
         model: Returns logits (N, C), pixels (N, C, H, W) or tokens (N, T, C), or a mapping with "logits"; a
             single logit (N,) or (N, 1) means yes or no and gives the classes 0 and 1.
         x: A tensor, a tuple (``model(*x)``), a mapping (``model(**x)``), or an iterable of these (a DataLoader).
-        n_passes: K.
+        n_passes: K; None asks for no passes: the network as it is, random sites off, whose mutual information is 0.
         batch_size: Rows at a time; None chooses by memory.
         masks: "per_example", or "shared" by all rows: then one `seed` gives the same for every `batch_size`.
         seed: None draws from torch's global generator; an int leaves it untouched.
@@ -68,18 +68,18 @@ def predict_classification(
 
     def reduce(groups: Iterator[Any], start: int) -> tuple[Tensor, ...]:
         logits = (as_logits(pick(g, output), class_axis) / temperature for g in groups)
-        return _reduce_logits(logits, n_passes, 2 if class_axis is None else class_axis, start)
+        return _reduce_logits(logits, passes.count, 2 if class_axis is None else class_axis, start)
 
     log_probs, expected_entropy, votes = collect(model, x, passes, reduce, row_axis=0)
     axis = 1 if class_axis is None else class_axis % (log_probs.ndim + 1) - 1
-    return ClassificationPrediction(log_probs, expected_entropy, votes, n_passes, axis)
+    return ClassificationPrediction(log_probs, expected_entropy, votes, passes.count, axis, drawn=n_passes is not None)
 
 
 def predict_regression(
     model: nn.Module,
     x: Any,
     *,
-    n_passes: int = 100,
+    n_passes: int | None = 100,
     precision: float | Tensor | Literal["predicted"] | None = None,
     batch_size: int | None = None,
     masks: Masks = "per_example",
@@ -96,7 +96,7 @@ def predict_regression(
         model: Returns means (N, D) or (N,); with ``precision="predicted"`` (mean, log_precision), or a mapping with
             "loc" and "scale", the standard deviation of the noise.
         x: As in `predict_classification`.
-        n_passes: K.
+        n_passes: K; None asks for no passes: the network as it is, random sites off, whose epistemic part is 0.
         precision: tau, one over the noise variance: a number or a tensor that broadcasts to (K, N, D) (such as
             `GaussianNLL.precision`); "predicted" by the model; None knows no noise: aleatoric 0, no density.
         batch_size: Rows at a time; None chooses by memory.
@@ -124,11 +124,14 @@ def predict_regression(
         return joined
 
     collected = collect(model, x, passes, reduce, row_axis=1)
+    tau: Tensor | None
     if predicted:
-        return RegressionPrediction(collected[0], collected[1].exp())
-    if isinstance(precision, Tensor):
-        return RegressionPrediction(collected[0], precision.detach().to(collected[0].device))
-    return RegressionPrediction(collected[0], None if precision is None else collected[0].new_tensor(precision))
+        tau = collected[1].exp()
+    elif isinstance(precision, Tensor):
+        tau = precision.detach().to(collected[0].device)
+    else:
+        tau = None if precision is None else collected[0].new_tensor(precision)
+    return RegressionPrediction(collected[0], tau, drawn=n_passes is not None)
 
 
 # ------------------------------------------------------------------------------ helpers

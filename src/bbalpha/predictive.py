@@ -34,6 +34,7 @@ class ClassificationPrediction:
         votes: Share of the passes whose likeliest class this is (N, C, ...).
         n_passes: K.
         class_axis: The axis of `log_probs` and `votes` that holds the classes.
+        drawn: Whether passes were drawn; where none were asked for, there is no spread, rather than an unknown one.
 
     >>> probs = torch.tensor([[[0.9, 0.1]], [[0.1, 0.9]]])             # two passes that contradict each other
     >>> p = ClassificationPrediction(probs.mean(0).log(), torch.tensor([0.3251]), torch.tensor([[0.5, 0.5]]), 2)
@@ -46,6 +47,7 @@ class ClassificationPrediction:
     votes: Tensor
     n_passes: int
     class_axis: int = 1
+    drawn: bool = True
 
     @property
     def probs(self) -> Tensor:
@@ -66,13 +68,15 @@ class ClassificationPrediction:
     @property
     def mutual_information(self) -> Tensor:
         """Entropy minus expected entropy: how much the passes disagree; large far from the training data (N, ...)."""
-        _check_spread("mutual_information", self.n_passes)
+        _check_spread("mutual_information", self.n_passes, self.drawn)
+        if not self.drawn:
+            return torch.zeros_like(self.expected_entropy)
         return (self.entropy - self.expected_entropy).clamp_min(0.0)  # Jensen; below 0 by rounding alone
 
     @property
     def variation_ratio(self) -> Tensor:
         """The share of passes that do not vote for the most voted class (N, ...)."""
-        _check_spread("variation_ratio", self.n_passes)
+        _check_spread("variation_ratio", self.n_passes, self.drawn)
         return 1 - self.votes.amax(self.class_axis)
 
     def log_prob(self, y: Tensor, *, ignore_index: int = -100) -> Tensor:
@@ -106,6 +110,7 @@ class RegressionPrediction:
     Attributes:
         outputs: The means of the passes (K, N, ...).
         precision: tau, broadcasting to `outputs`; None if the noise is not known.
+        drawn: Whether passes were drawn; where none were asked for, there is no spread, rather than an unknown one.
 
     >>> p = RegressionPrediction(torch.tensor([[-1.0], [1.0]]), torch.tensor(100.0))   # two passes, one row
     >>> p.mean, p.epistemic_std, p.aleatoric_std
@@ -116,6 +121,7 @@ class RegressionPrediction:
 
     outputs: Tensor
     precision: Tensor | None = None
+    drawn: bool = True
 
     def __post_init__(self) -> None:
         if self.precision is None:
@@ -146,7 +152,7 @@ class RegressionPrediction:
     @property
     def epistemic_std(self) -> Tensor:
         """Standard deviation over passes: what more data would settle; large far from the training data (N, ...)."""
-        _check_spread("epistemic_std", len(self.outputs))
+        _check_spread("epistemic_std", len(self.outputs), self.drawn)
         if not self.outputs.numel():  # torch warns
             return self.outputs.new_zeros(self.outputs.shape[1:])
         return self.outputs.std(0, correction=0)
@@ -193,7 +199,7 @@ class RegressionPrediction:
         if levels.ndim > 1 or not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"`q` must be a number between 0 and 1, or several, both ends left out; got {q!r}.")
         if self.precision is None:
-            _check_spread("quantile", len(self.outputs))
+            _check_spread("quantile", len(self.outputs), self.drawn)
         parts = [
             _mixture_quantile(outputs.double().flatten(1), noise.double().sqrt().flatten(1), levels.reshape(-1))
             for outputs, noise, _ in self._blocks(self._variance(), None, copies=max(1, levels.numel()))
@@ -227,7 +233,7 @@ class RegressionPrediction:
         if not bool((factor > 0).all()):
             raise ValueError(f"`scale` must be positive; got {scale}.")
         precision = None if self.precision is None else self.precision / factor.square()
-        return RegressionPrediction(self.outputs * factor + shift, precision)
+        return RegressionPrediction(self.outputs * factor + shift, precision, self.drawn)
 
     def _variance(self) -> Tensor:
         """1 / tau, 0 without, as a view of the shape of the outputs (K, N, ...)."""
@@ -302,6 +308,6 @@ def _check_labels(y: Tensor, classes: Tensor, ignore_index: int) -> Tensor:
     return ignored
 
 
-def _check_spread(name: str, n_passes: int) -> None:
-    if n_passes < 2:
+def _check_spread(name: str, n_passes: int, drawn: bool) -> None:
+    if drawn and n_passes < 2:
         raise ValueError(f"`{name}` needs at least 2 passes to see a spread; got n_passes={n_passes}.")

@@ -25,7 +25,7 @@ from bbalpha.checks import check_count, check_masks, check_model, check_seed
 def sample(
     model: nn.Module,
     x: Any,
-    n_passes: int,
+    n_passes: int | None,
     *,
     masks: Masks = "per_example",
     strategy: StrategyChoice = "auto",
@@ -39,10 +39,11 @@ def sample(
     everything else follows the mode it is in. Gradients flow to the parameters and to `x`.
 
     Args:
-        model: Any nn.Module with at least one active random site.
+        model: Any nn.Module with at least one active random site; with ``n_passes=None`` any nn.Module.
         x: A tensor, a tuple (called as ``model(*x)``), a mapping (``model(**x)``), or any other object (``model(x)``);
             arrays are taken for tensors.
-        n_passes: K.
+        n_passes: K. None asks for no passes: the network as it is, random sites off, run once (1, N, ...); the options
+            of the passes have nothing to do then, and nothing is drawn.
         masks: "per_example" draws anew for every row; "shared" draws one function a pass for all rows, and
             pass k of one `seed` is the same function for every batch.
         strategy: "auto", or one of "vmap", "repeat", "loop".
@@ -66,7 +67,7 @@ def sample(
     check_masks(masks)
     if strategy not in ("auto", "vmap", "repeat", "loop"):
         raise ValueError(f'`strategy` must be "auto", "vmap", "repeat" or "loop"; got {strategy!r}.')
-    n_passes = check_count("n_passes", n_passes)
+    n_passes = None if n_passes is None else check_count("n_passes", n_passes)
     chunk_size = None if chunk_size is None else check_count("chunk_size", chunk_size)
     check_seed(seed)
     inputs = Inputs.of(x, batch_dim, model=model)

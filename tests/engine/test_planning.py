@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import bbalpha
 import zoo
 from bbalpha._engine.inputs import Inputs
-from bbalpha._engine.planning import find_plan
+from bbalpha._engine.planning import find_plan, is_random
 
 
 class Switchable(nn.Module):
@@ -194,3 +194,47 @@ def test_without_a_seed_an_error_leaves_the_generator_where_it_was():
     with pytest.raises(KeyError):
         bbalpha.sample(model, x, 3)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class FunctionalDropout(nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x):
+        return F.dropout(x, self.rate, self.training)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_randomness_is_found_in_either_mode_and_nothing_is_changed(mode):
+    x = torch.ones(5, 3)
+    for net, answer in (
+        (nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)), True),
+        (nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0)), False),
+        (FunctionalDropout(0.5), True),
+        (FunctionalDropout(0.0), False),
+        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), False),
+    ):
+        net.train(mode)
+        state = {k: v.clone() for k, v in net.state_dict().items()}
+        generator = torch.get_rng_state()
+        for _ in range(2):  # found, and remembered
+            assert is_random(net, Inputs.of(x)) is answer
+        assert all(m.training is mode for m in net.modules())
+        assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
+        assert torch.equal(generator, torch.get_rng_state())
+
+
+def test_what_was_found_random_is_looked_at_anew_when_the_model_changes():
+    net, x = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0)), Inputs.of(torch.ones(5, 3))
+    assert not is_random(net, x)
+    net[1].p = 0.5
+    assert is_random(net, x)
+
+
+def test_without_passes_the_model_is_looked_at_once(monkeypatch):
+    net, x = Switchable().train(), torch.randn(6, 4)
+    bbalpha.sample(net, x, None)
+    monkeypatch.setattr("bbalpha._engine.planning.trace", None)
+    monkeypatch.setattr("bbalpha._engine.tracing.trace", None)
+    bbalpha.sample(net, x[:4], None)

@@ -705,3 +705,24 @@ def test_random_architectures_agree_with_the_naive_loop(tree, n):
 def test_quiet_architectures_are_refused(tree):
     with pytest.raises(ValueError, match="add_dropout"):
         bbalpha.sample(build(tree), torch.randn(5, 6), 3)
+
+
+@pytest.mark.parametrize("mode", [False, True])
+def test_without_passes_the_network_as_it_is(case, mode):
+    model, x = case.make()
+    if case.name in ("functional_dropout_always_on", "traced_by_jit"):
+        with pytest.raises(ValueError, match="draws nothing with its random sites off"):
+            bbalpha.sample(model.train(mode), x, None)
+        return
+    if mode and case.name == "batch_norm_batch_of_one":  # an error of torch's
+        return
+    model.train(mode)
+    flags, generator = [m.training for m in model.modules()], torch.get_rng_state()
+    found = bbalpha.sample(model, x, None, batch_dim=case.batch_dim)
+    assert [m.training for m in model.modules()] == flags
+    assert torch.equal(torch.get_rng_state(), generator)
+    normed = any(isinstance(m, _NormBase) for m in model.modules()) or "norm" in case.name or "jit" in case.name
+    if not (mode and normed):  # those follow the mode
+        with torch.no_grad():
+            expected = Inputs.of(x, case.batch_dim).fresh().call(model.eval())
+        assert_same(tree_map(lambda t: t[0] if isinstance(t, Tensor) else t, found), expected)

@@ -73,6 +73,7 @@ CHANGES = {  # what a run is changed in, from and to: the name that the error mu
     "length_scale": ({"length_scale": 1.0}, {"length_scale": None}),
     "seed": ({"seed": 0}, {"seed": 1}),
     "n_passes": ({"n_passes": lambda share: 2 + int(share)}, {"n_passes": lambda share: 3 + int(share)}),
+    "n_passes ": ({"n_passes": 1}, {"n_passes": None}),
     "schedule": ({"schedule": None}, {"schedule": cosine}),
     "schedule ": ({"schedule": Rate(0.1)}, {"schedule": Rate(0.2)}),
     "epochs": ({"schedule": cosine}, {"schedule": cosine, "epochs": 3}),
@@ -382,3 +383,24 @@ def test_a_run_that_breaks_leaves_the_state_before(tmp_path):
     content = checkpoint.newest_state(tmp_path)
     assert content["step"] == 3
     assert all(v.isfinite().all() for v in content["weights"]["model"].values())
+
+
+def test_a_run_without_passes_goes_on_to_the_same_bits(tmp_path):
+    class StopError(Exception):
+        pass
+
+    def stop(progress):
+        if progress.epoch == 2:
+            raise StopError
+
+    def plain():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+    options = {"epochs": 4, "n_passes": None, "validation": rows(9)}
+    whole = run(tmp_path / "whole", model=plain(), **options)
+    with pytest.raises(StopError):
+        run(tmp_path / "cut", model=plain(), callback=stop, checkpoint_every=2, **options)
+    resumed = run(tmp_path / "cut", model=plain(), checkpoint_every=2, **options)
+    assert same(whole, resumed)
+    assert all(torch.equal(a, b) for a, b in zip(whole.buffers(), resumed.buffers(), strict=True))

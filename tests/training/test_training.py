@@ -721,3 +721,56 @@ def test_kill_9_at_twenty_random_moments(tmp_path):
 def test_the_last_two_states_are_kept(tmp_path):
     fit(net(), rows(), objective=GaussianNLL(), epochs=9, checkpoint=tmp_path)
     assert [p.name for p in sorted(Path(tmp_path).iterdir())] == ["step-000000008", "step-000000009"]
+
+
+# ------------------------------------------------------------------------------ no passes: the network as it is
+
+
+def normed(dropout=0.5, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 1))
+
+
+def test_without_passes_it_equals_the_loop_of_torch():
+    x, y = rows(50)
+    ours, theirs = normed(), normed(dropout=0.0)
+    history = fit(
+        ours, (x, y), objective=GaussianNLL(0.5, precision=2.0), epochs=3, batch_size=16, n_passes=None, seed=7,
+        optimizer=lambda groups: torch.optim.SGD(groups, lr=0.01),
+    )  # fmt: skip
+    optimizer, losses = torch.optim.SGD(theirs.parameters(), lr=0.01), []
+    for epoch in range(3):
+        losses.append(0.0)
+        for chosen in order(50, seed=7, epoch=epoch).split(16):
+            loss = -torch.distributions.Normal(theirs(x[chosen]), 0.5**0.5).log_prob(y[chosen]).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1] += loss.item() * len(chosen) / 50
+    assert history.loss == pytest.approx(losses, rel=1e-5)
+    for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    assert ours[1].num_batches_tracked == 12
+
+
+def test_without_passes_validation_is_in_evaluation_mode():
+    (x, y), held = rows(64), rows(20, seed=1)
+    model, seen = normed(), []
+
+    def told(progress):
+        mean = model.eval()(held[0])
+        seen.append(-torch.distributions.Normal(mean, 0.5**0.5).log_prob(held[1]).mean().item())
+
+    options = {"objective": GaussianNLL(0.5, precision=2.0), "epochs": 4, "batch_size": 16, "n_passes": None}
+    history = fit(model, (x, y), validation=held, callback=told, seed=0, **options)
+    assert history.nll == pytest.approx(seen, rel=1e-5)
+    assert history.best_epoch == 1 + seen.index(min(seen))
+
+
+def test_without_passes_a_net_that_draws_all_the_same_is_refused():
+    class Stubborn(nn.Linear):
+        def forward(self, x):
+            return nn.functional.dropout(super().forward(x), 0.5)
+
+    with pytest.raises(ValueError, match="still draws"):
+        fit(Stubborn(3, 1), rows(), objective=GaussianNLL(), epochs=1, n_passes=None)

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from bbalpha._engine.guards import heed_interrupt, steady
 from bbalpha._engine.inputs import BatchDim, Inputs
-from bbalpha._engine.planning import Masks, find_plan, run_passes
+from bbalpha._engine.planning import Masks, Way, find_plan, run_passes
 from bbalpha._engine.running import Plan
 from bbalpha._engine.shadows import shadowed
 from bbalpha._kernels import draw_seed, pass_seed
@@ -39,7 +39,7 @@ class PassOptions:
     """How a model is run over its rows; the options that all of `predict_*` share.
 
     Attributes:
-        n_passes: K.
+        n_passes: K; None for the network as it is, which is run once.
         batch_size: Rows at a time; None chooses by memory.
         masks: As in `bbalpha.sample`.
         seed: None draws from torch's global generator; an int leaves it untouched. With shared masks the result
@@ -48,7 +48,7 @@ class PassOptions:
         progress: None shows a bar on a terminal when it takes more than a few seconds.
     """
 
-    n_passes: int
+    n_passes: int | None
     batch_size: int | None = None
     masks: Masks = "per_example"
     seed: int | None = None
@@ -56,11 +56,22 @@ class PassOptions:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        check_count("n_passes", self.n_passes)
+        if self.n_passes is not None:
+            check_count("n_passes", self.n_passes)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
         check_masks(self.masks)
         check_seed(self.seed)
+
+    @property
+    def count(self) -> int:
+        """How many outputs there are of every row."""
+        return 1 if self.n_passes is None else self.n_passes
+
+    @property
+    def draws(self) -> bool:
+        """Whether a seed is drawn from torch's global generator."""
+        return self.seed is None and self.n_passes is not None
 
 
 def collect(model: nn.Module, x: Any, options: PassOptions, reduce: Reduce, *, row_axis: int) -> tuple[Tensor, ...]:
@@ -85,8 +96,8 @@ def collect(model: nn.Module, x: Any, options: PassOptions, reduce: Reduce, *, r
         )
     one = isinstance(x, (Tensor, tuple, list, Mapping, np.ndarray, PackedSequence))
     whole = one or not isinstance(x, Iterable) or hasattr(x, "keys")  # a graph goes through its parts by name
-    with steady(draws=options.seed is None), torch.no_grad():
-        seed = draw_seed(None) if options.seed is None else options.seed
+    with steady(draws=options.draws), torch.no_grad():
+        seed = draw_seed(None) if options.draws else options.seed or 0
         try:
             return _collected(model, x, options, reduce, seed, row_axis, whole)
         except _NotOneFunctionError as error:  # what is drawn hangs on the rows of a batch
@@ -164,7 +175,8 @@ class _Witness:
 def _planned(model: nn.Module, inputs: Inputs, options: PassOptions) -> Plan:
     """How the model is run, and where it has its rows; an error that says which layer the inputs do not fit."""
     with _explained(model, inputs):
-        return find_plan(model, inputs, "auto", options.masks == "shared", True)
+        way: Way = "once" if options.n_passes is None else "auto"
+        return find_plan(model, inputs, way, options.masks == "shared", True)
 
 
 def _cut(
@@ -185,7 +197,7 @@ def _cut(
     widest = max((max(p.shape[:2]) for p in model.parameters() if p.ndim > 1), default=1)
     width = max(widest, sum(t.numel() for t in here) // N)
     calls = max(1, _BUDGET // width)  # rows times passes whose activations are held
-    group = min(options.n_passes, max(1, _BUDGET // numbers))
+    group = min(options.count, max(1, _BUDGET // numbers))
     size = options.batch_size or max(1, min(calls, _BUDGET // (group * numbers)))
     if together or plan.rows is None or not plan.rows.independent or (options.masks == "shared" and plan.rows.ragged):
         size = N
@@ -208,8 +220,8 @@ def _groups(
     witness: _Witness,
 ) -> Iterator[Any]:
     """The outputs of one batch, `group` passes at a time, rows behind the passes."""
-    for first in range(0, options.n_passes, group):
-        count = min(group, options.n_passes - first)
+    for first in range(0, options.count, group):
+        count = min(group, options.count - first)
         own: int | None = pass_seed(seed, first) if first else seed
         if plan.own and options.seed is None:
             own = None  # no seed reaches it

@@ -30,6 +30,7 @@ from bbalpha.layers import DropConnectLinear, GaussianLinear
 
 Masks = Literal["per_example", "shared"]
 StrategyChoice = Strategy | Literal["auto"]
+Way = StrategyChoice | Literal["once"]
 Key = tuple[Any, ...]
 _PASSES = 3  # that have to agree on whether rows depend on each other: one may have lost the path they do so on
 
@@ -41,12 +42,14 @@ class _Memory:
         modules: Its modules; a new one may have the address of an old one, so the address does not tell.
         plans: By inputs and options.
         rows: By inputs and the modules that are switched on.
+        random: By inputs: whether anything draws.
     """
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self.modules = [weakref.ref(m) for m in modules]
         self.plans: dict[Key, Plan] = {}
         self.rows: dict[Key, Rows | None] = {}
+        self.random: dict[Key, bool] = {}
 
     def holds(self, modules: list[nn.Module]) -> bool:
         """Whether these are the modules it was made for."""
@@ -62,11 +65,11 @@ _MEMORY: "WeakKeyDictionary[nn.Module, dict[Key, _Memory]]" = WeakKeyDictionary(
 def run_passes(
     model: nn.Module,
     inputs: Inputs,
-    n_passes: int,
+    n_passes: int | None,
     *,
     masks: Masks,
     seed: int | None,
-    strategy: StrategyChoice = "auto",
+    strategy: Way = "auto",
     chunk_size: int | None = None,
     evaluation: bool = False,
     plan: Plan | None = None,
@@ -76,6 +79,8 @@ def run_passes(
 
     A `witness` is told, with shared masks, which modules drew in each pass.
     """
+    if n_passes is None:  # nothing is drawn: no seed either
+        n_passes, masks, strategy, seed = 1, "per_example", "once", 0
     shared = masks == "shared"
     with steady(draws=seed is None):
         base = draw_seed(None) if seed is None else seed
@@ -107,7 +112,16 @@ def _check_plan(plan: Plan, seed: int | None) -> None:
         )
 
 
-def find_plan(model: nn.Module, inputs: Inputs, strategy: StrategyChoice, shared: bool, evaluation: bool) -> Plan:
+def is_random(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether a pass of `model` on a few rows draws anything with its random sites switched on; remembered."""
+    memory, kind = _remembered(model), inputs.kind
+    if kind not in memory.random:
+        with outside_transforms():
+            memory.random[kind] = look_at(model, inputs.concrete(), evaluation=True)[1].fired
+    return memory.random[kind]
+
+
+def find_plan(model: nn.Module, inputs: Inputs, strategy: Way, shared: bool, evaluation: bool) -> Plan:
     """The remembered plan for this model in this state and inputs of this kind, made where there is none."""
     memory = _remembered(model)
     key = (inputs.kind, strategy, shared, evaluation)
@@ -199,18 +213,16 @@ def _attributes(attributes: dict[str, Any], seen: dict[int, None]) -> Iterable[A
 
 
 def _make_plan(
-    model: nn.Module, inputs: Inputs, strategy: StrategyChoice, shared: bool, evaluation: bool, memory: _Memory
+    model: nn.Module, inputs: Inputs, strategy: Way, shared: bool, evaluation: bool, memory: _Memory
 ) -> Plan:
+    if strategy == "once":
+        return _plan_without_passes(model, inputs, evaluation)
     layers = chains.find(model) or () if isinstance(inputs.x, Tensor) and inputs.batch_dim == 0 else ()
     if strategy == "auto" and layers and model not in layers and chains.is_dense(layers, inputs.x):
         return Plan("chain", layers=layers, rows=_rows_of_a_chain(layers, inputs.x))
     _check_runnable(model)
     few, seen = look_at(model, inputs, evaluation=evaluation)
-    if not any(isinstance(t, Tensor) for t in tree_flatten(seen.output)[0]):
-        raise TypeError(
-            "`model` must return tensors, alone or in tuples, lists, dicts or a ModelOutput; "
-            f"got {type(seen.output).__name__}."
-        )
+    _check_output(seen.output)
     _check_structure(model, few, seen, evaluation)
     only, seen = tracing.least_switched(model, few, seen, evaluation=evaluation)
     plain = Plan(
@@ -257,24 +269,39 @@ def _cheapest(
     return replace(plain, reasons=tuple(reasons))
 
 
-def look_at(model: nn.Module, inputs: Inputs, *, evaluation: bool) -> tuple[Inputs, Trace]:
+def _plan_without_passes(model: nn.Module, inputs: Inputs, evaluation: bool) -> Plan:
+    """The plan for the network as it is, random sites off; with `evaluation` it knows the rows, to cut them."""
+    _check_runnable(model)
+    few, seen = look_at(model, inputs, evaluation=evaluation, switch=False)
+    _check_output(seen.output)
+    off, seen = tracing.least_silenced(model, few, seen, evaluation=evaluation)
+    plan = Plan("once", foreign=seen.fired, moves=seen.moved, only=off)
+    if seen.fired and _differs(model, few, plan, 64, evaluation):
+        raise ValueError(
+            f"`n_passes=None` needs a model that draws nothing with its random sites off; {type(model).__name__} still "
+            f"draws: {', '.join(seen.draws_made[:5])}. Let that follow `self.training`, or give a number of passes."
+        )
+    return replace(plan, rows=_rows(model, inputs, plan) if evaluation and inputs.rows else None)
+
+
+def look_at(model: nn.Module, inputs: Inputs, *, evaluation: bool, switch: bool = True) -> tuple[Inputs, Trace]:
     """A few rows to try strategies on, and what one pass on them met."""
     if inputs.rows and any(axis is not None for axis in inputs.axes):
         few = a_few(inputs)
         try:
-            return few, trace(model, few, evaluation=evaluation)
+            return few, trace(model, few, evaluation=evaluation, switch=switch)
         # whatever goes wrong on part of the rows (an input as long as the batch that counts something else) may not on
         # all of them
         except Exception as error:  # noqa: BLE001
             heed_interrupt(error)
-    return inputs, trace(model, inputs, evaluation=evaluation)
+    return inputs, trace(model, inputs, evaluation=evaluation, switch=switch)
 
 
 def _rows(model: nn.Module, inputs: Inputs, plain: Plan) -> Rows | None:
     """Where the rows are, as the model shows in evaluation mode."""
 
     def look(some: Inputs, seed: int) -> Trace:
-        return trace(model, some, only=plain.only, evaluation=True, seed=seed)
+        return trace(model, some, switch=plain.strategy != "once", only=plain.only, evaluation=True, seed=seed)
 
     def run(some: Inputs, places: Places) -> Any:
         plan = replace(plain, moves=True, rows=Rows(some.axes, (), places, False, False, 1))
@@ -354,6 +381,14 @@ def _check_runnable(model: nn.Module) -> None:
             )
     if any(t.device.type == "meta" for t in (*model.parameters(), *model.buffers())):
         raise ValueError("`model` must have weights to be run; its parameters are on the meta device.")
+
+
+def _check_output(output: Any) -> None:
+    if not any(isinstance(t, Tensor) for t in tree_flatten(output)[0]):
+        raise TypeError(
+            "`model` must return tensors, alone or in tuples, lists, dicts or a ModelOutput; "
+            f"got {type(output).__name__}."
+        )
 
 
 def _check_structure(model: nn.Module, few: Inputs, seen: Trace, evaluation: bool) -> None:

@@ -39,12 +39,12 @@ class Plan:
         recomputes: The model draws inside torch.utils.checkpoint, whose backward would draw anew.
         own: Passes differ by a generator of the model's own, which no seed reaches.
         located: Draws of single rows need the places of the rows: layers that draw weights.
-        only: The modules to switch on, by name; None for all that may be random.
+        only: The modules to switch on, by name, None for all that may be random; with "once" those to switch off.
         layers: With "chain", the layers in the order they run.
         rows: Where the rows are; None if that is not known, or not needed.
     """
 
-    strategy: Strategy | Literal["chain"]
+    strategy: Strategy | Literal["chain", "once"]
     hidden: bool = False
     foreign: bool = False
     moves: bool = False
@@ -124,13 +124,16 @@ class SampleCall:
 
     @contextmanager
     def _live(self) -> Iterator["_Live"]:
-        """What is run: random sites on, buffers of modules in evaluation mode protected, compiled parts run eagerly."""
+        """What is run: random sites switched, buffers of modules in evaluation mode protected, compiled parts eager."""
         with ExitStack() as contexts:
             model = contexts.enter_context(shadowed(self.model, evaluation=self.evaluation, use=self.use))
             if self.plan.moves:
                 quiet = [m for m in model.modules() if not m.training]
                 contexts.enter_context(sites.borrowed_buffers(quiet))
-            contexts.enter_context(sites.switched_on(model, self.plan.only))
+            if self.plan.strategy != "once":
+                contexts.enter_context(sites.switched_on(model, self.plan.only))
+            elif self.plan.only:
+                contexts.enter_context(sites.switched_off(model, self.plan.only))
             if self.plan.foreign:
                 contexts.enter_context(forked_generators())
             contexts.enter_context(eager())
@@ -208,6 +211,12 @@ class _Live:
             output = self.call.inputs.fresh().call(self.model)
         self._check_fired(mode)
         return output
+
+    def _once(self, first: int, _: int) -> Any:
+        """The network as it is, no passes: (1, N, ...)."""
+        if self.call.plan.foreign:
+            seed_generators(pass_seed(self.call.seed, first))
+        return merge([self.call.inputs.fresh().call(self.model)], lambda ts: ts[0].unsqueeze(0))
 
     def _repeat(self, first: int, count: int) -> Any:
         rows = self.call.plan.rows

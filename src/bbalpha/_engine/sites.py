@@ -98,21 +98,37 @@ def switched_on(model: nn.Module, only: Collection[str] | None = None) -> Iterat
     """
     named = [(name, m) for name, m in model.named_modules() if not m.training and may_be_random(m)]
     switched = [m for name, m in named if only is None or name in only]
-    statistics = {id(b) for m in switched for b in m.buffers(recurse=False)}
     hooks = [h for m in switched for place in hook_places(m) for h in place.values()]
     powers = {h: h.n_power_iterations for h in hooks if isinstance(h, SpectralNorm)}
     try:
         for hook in powers:
             hook.n_power_iterations = 0
-        for m in switched:
-            m.training = True
-        with _QuietStatistics(statistics) if statistics else nullcontext():
+        with _switched(switched, True):
             yield
     finally:
-        for m in switched:
-            m.training = False
         for hook, n in powers.items():
             hook.n_power_iterations = n
+
+
+@contextmanager
+def switched_off(model: nn.Module, only: Collection[str]) -> Iterator[None]:
+    """Evaluation mode for the modules named, restored on the way out; their statistics follow the caller's mode."""
+    with _switched([m for name, m in model.named_modules() if m.training and name in only], False):
+        yield
+
+
+@contextmanager
+def _switched(modules: list[nn.Module], on: bool) -> Iterator[None]:
+    """Training or evaluation mode for `modules`, which are all in the other one."""
+    statistics = {id(b) for m in modules for b in m.buffers(recurse=False)}
+    try:
+        for m in modules:
+            m.training = on
+        with _CallersStatistics(statistics, not on) if statistics else nullcontext():
+            yield
+    finally:
+        for m in modules:
+            m.training = not on
 
 
 def may_be_random(module: nn.Module) -> bool:
@@ -148,19 +164,20 @@ def borrowed_buffers(modules: Sequence[nn.Module]) -> Iterator[dict[Tensor, Tens
             setattr(m, name, buffer)
 
 
-class _QuietStatistics(TorchFunctionMode):
-    """Lets F.batch_norm and F.instance_norm use, and not move, the running statistics it is given."""
+class _CallersStatistics(TorchFunctionMode):
+    """Lets F.batch_norm and F.instance_norm use the running statistics it is given, or with `moving` move them."""
 
-    def __init__(self, statistics: set[int]) -> None:
+    def __init__(self, statistics: set[int], moving: bool) -> None:
         super().__init__()
-        self.statistics = statistics  # ids of buffers
+        self.statistics, self.moving = statistics, moving  # ids of buffers
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         flag = {F.batch_norm: "training", F.instance_norm: "use_input_stats"}.get(func)
         if flag is not None and any(id(t) in self.statistics for t in (*args[1:3], *kwargs.values())):
+            kwargs[flag] = self.moving
+            kwargs |= zip(("momentum", "eps"), args[6:], strict=False)
             args = args[:5]
-            kwargs[flag] = False
         return func(*args, **kwargs)
 
 

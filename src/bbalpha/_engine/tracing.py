@@ -18,7 +18,7 @@ from bbalpha._engine.inputs import Inputs
 from bbalpha._engine.kinds import is_norm
 from bbalpha._engine.lineage import Lineage, Probe
 from bbalpha._engine.shadows import shadowed
-from bbalpha._engine.sites import borrowed_buffers, may_be_random, no_randomness, switched_on
+from bbalpha._engine.sites import borrowed_buffers, may_be_random, no_randomness, switched_off, switched_on
 from bbalpha._kernels import Passes
 from bbalpha._torch import inside_checkpoint, listened_to, tree_leaves
 
@@ -78,6 +78,12 @@ class Trace:
         return bool(self.hidden) or any(s.fired for s in self.sites)
 
     @property
+    def draws_made(self) -> tuple[str, ...]:
+        """Where and what was drawn, in words."""
+        met = [f"{s.name or 'the model'} ({s.kind})" for s in self.sites if s.fired]
+        return *dict.fromkeys(met), *self.hidden
+
+    @property
     def certain(self) -> bool:
         """Whether dropout was met: random numbers of other kinds may have no effect (layer drop at rate 0)."""
         return any(s.fired and (s.rate is not None or s.kind == "rrelu") for s in self.sites)
@@ -87,7 +93,7 @@ class Trace:
         met = [f"{s.name or 'the model'} ({s.kind}, rate {s.rate})" for s in self.sites]
         state = "without effect on the output" if self.fired else "off"
         found = f"found, but {state}: {', '.join(met[:5])}" if met else "no dropout of any kind was met"
-        return no_randomness(model, found)
+        return f"{no_randomness(model, found)} For the network as it is, without passes, use n_passes=None."
 
 
 def least_switched(
@@ -109,26 +115,44 @@ def least_switched(
     return None, seen
 
 
+def least_silenced(model: nn.Module, inputs: Inputs, seen: Trace, *, evaluation: bool) -> tuple[frozenset[str], Trace]:
+    """The modules to switch off for a network that draws nothing, and what a run without them meets.
+
+    Those that ran in the caller's mode and made no random call, as `seen` has it, stay in that mode, unless draws that
+    no module can be told of (Python's and numpy's generators) end with theirs.
+    """
+    if evaluation:  # all of them are off
+        return frozenset(), seen
+    training = frozenset(name for name, m in model.named_modules() if m.training and may_be_random(m))
+    off = training - seen.quiet
+    if not seen.fired:
+        return off, seen
+    less = trace(model, inputs, switch=False, off=off)
+    least = trace(model, inputs, switch=False, off=training) if less.fired and off != training else less
+    return (off, less) if least.draws_made == less.draws_made else (training, least)
+
+
 def trace(
     model: nn.Module,
     inputs: Inputs,
     *,
     switch: bool = True,
     only: Collection[str] | None = None,
+    off: Collection[str] = (),
     evaluation: bool = False,
     seed: int = 0,
 ) -> Trace:
     """Run one pass of `model` without gradients and report its random calls; nothing is changed by it.
 
-    With ``switch=False`` the modules keep their mode, so that what fires by itself can be told from what sampling
-    switches on; `only` names those to switch on; `evaluation` begins with all of them in evaluation mode. What is drawn
-    follows from `seed`, as some models let it steer what they do.
+    With ``switch=False`` the modules keep their mode but for those named by `off`, so that what fires by itself can be
+    told from what sampling switches on; `only` names those to switch on; `evaluation` begins with all of them in
+    evaluation mode. What is drawn follows from `seed`, as some models let it steer what they do.
     """
     foreign = Foreign()
-    record, mode, output, moved = _traced(model, inputs, switch, only, evaluation, seed)
+    record, mode, output, moved = _traced(model, inputs, switch, only, off, evaluation, seed)
     if foreign.moved():  # by this pass, or by another thread: look once more
         once_more = Foreign()
-        record, mode, output, moved = _traced(model, inputs, switch, only, evaluation, seed)
+        record, mode, output, moved = _traced(model, inputs, switch, only, off, evaluation, seed)
         for name in once_more.moved():
             record.hide(name, True)
         if record.foreign:
@@ -151,7 +175,13 @@ def trace(
 
 
 def _traced(
-    model: nn.Module, inputs: Inputs, switch: bool, only: Collection[str] | None, evaluation: bool, seed: int
+    model: nn.Module,
+    inputs: Inputs,
+    switch: bool,
+    only: Collection[str] | None,
+    off: Collection[str],
+    evaluation: bool,
+    seed: int,
 ) -> tuple["_Record", Lineage, Any, bool]:
     """One pass: what was met, where its draws led, what came out, and whether a buffer changed."""
     with ExitStack() as contexts:
@@ -160,8 +190,7 @@ def _traced(
         contexts.enter_context(record.hooked(own=live is not model))
         copies = contexts.enter_context(borrowed_buffers(list(record.names)))
         before = {original: copy.clone() for original, copy in copies.items()}
-        if switch:
-            contexts.enter_context(switched_on(live, only))
+        contexts.enter_context(switched_on(live, only) if switch else switched_off(live, off))
         passes = Passes(seed, 0, 1, device=inputs.device)
         mode = Lineage(passes, observer=record.draw, where=record.place, parameters=dict(live.named_parameters()))
         for context in (eager(), torch.no_grad(), Hidden(mode, record.hide), mode):

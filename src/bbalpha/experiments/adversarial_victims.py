@@ -9,19 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import trange
 
 from bbalpha import checkpoint, metrics
 from bbalpha.data.sets import load_mnist
 from bbalpha.detection import Detector
 from bbalpha.networks import mlp
 from bbalpha.objectives import CrossEntropy
-from bbalpha.onepass import predict_once
 from bbalpha.prediction import predict_classification
 from bbalpha.predictive import ClassificationPrediction
-from bbalpha.priors import param_groups
 from bbalpha.training.fitting import cosine, fit
 
 
@@ -121,31 +117,14 @@ def trained(config: Config, alpha: float | None, digits: Digits, folder: Path) -
         return checkpoint.load(folder / "model")
     with seeded(config.seed, "weights"):  # the same start for all
         net = mlp(config.sizes, dropout=0.0 if alpha is None else 0.5)
-    if alpha is None:
-        _fit_plain(net, config, digits)
-    else:
-        fit(
-            net, (digits.x, digits.y), objective=CrossEntropy(alpha), epochs=config.epochs, n_passes=config.n_passes,
-            batch_size=config.batch_size, length_scale=config.length_scale, learning_rate=config.learning_rate,
-            schedule=cosine, masks="shared", checkpoint=folder / "training", seed=config.seed,
-        )  # fmt: skip
+    fit(
+        net, (digits.x, digits.y), objective=CrossEntropy(alpha or 0.0), epochs=config.epochs,
+        n_passes=None if alpha is None else config.n_passes, batch_size=config.batch_size,
+        length_scale=config.length_scale, learning_rate=config.learning_rate, schedule=cosine, masks="shared",
+        checkpoint=folder / "training", seed=config.seed,
+    )  # fmt: skip
     checkpoint.save(net, folder / "model", alpha=alpha)
     return net
-
-
-def _fit_plain(net: nn.Module, config: Config, digits: Digits) -> None:
-    """Maximum likelihood with the same optimiser and prior; `fit` is for networks that draw. Begins anew when cut."""
-    groups = param_groups(net, length_scale=config.length_scale, n_data=len(digits.x))
-    optimizer = torch.optim.Adam(groups, lr=config.learning_rate)
-    n_steps = config.epochs * -(-len(digits.x) // config.batch_size)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step / n_steps))
-    generator = torch.Generator().manual_seed(config.seed)
-    for _ in trange(config.epochs, desc="nn", unit="epoch"):
-        for rows in torch.randperm(len(digits.x), generator=generator).split(config.batch_size):
-            optimizer.zero_grad()
-            F.cross_entropy(net(digits.x[rows]), digits.y[rows]).backward()
-            optimizer.step()
-            schedule.step()
 
 
 class Victim:
@@ -166,9 +145,7 @@ class Victim:
 
     def predict(self, x: Tensor, word: str, *, fixed: bool = False) -> ClassificationPrediction:
         """The prediction for `x`; `word` names what is predicted, and so the fresh masks."""
-        if self.plain:
-            return predict_once(self.net, x)
-        K = self.config.n_passes
+        K = None if self.plain else self.config.n_passes
         if fixed:
             return predict_classification(self.net, x, n_passes=K, masks="shared", seed=self.fixed_seed, progress=False)
         return predict_classification(self.net, x, n_passes=K, seed=_seed(self.config.seed, word), progress=False)

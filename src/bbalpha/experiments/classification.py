@@ -11,7 +11,7 @@ are in the results file, the epochs of unfinished ones in `<out>/.state`.
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from pathlib import Path
@@ -26,7 +26,6 @@ from bbalpha.experiments.mnist import NO_SCORES, NO_STRANGERS, Curve, Digits, Ro
 from bbalpha.experiments.results import Ledger
 from bbalpha.networks import cnn, mlp
 from bbalpha.objectives import CrossEntropy
-from bbalpha.onepass import predict_once
 from bbalpha.prediction import predict_classification
 from bbalpha.predictive import ClassificationPrediction
 from bbalpha.training.fitting import Progress, cosine, fit
@@ -140,10 +139,12 @@ def run(unit: Unit, config: Config, digits: Digits, folder: Path, *, progress: b
         torch.manual_seed(unit.seed)
         net = network(unit.model, dropout=0.0 if unit.method == "nn" else 0.5)
     log = _Log(net, unit, config, digits, Ledger(folder / "epochs.json", command=unit.name, seed=unit.seed))
-    if unit.method == "nn":
-        _train_plain(net, unit, config, digits, folder / "training", log.note)
-    else:
-        _train_dropout(net, unit, config, digits, folder / "training", log.note, progress)
+    fit(
+        net, (digits.x, digits.y), objective=CrossEntropy(unit.alpha or 0.0), epochs=config.epochs,
+        n_passes=None if unit.method == "nn" else unit.n_passes, batch_size=config.batch_size,
+        optimizer=mnist.adam(net, config.learning_rate), schedule=config.schedule, masks=unit.masks or "per_example",
+        checkpoint=folder / "training", callback=log.note, seed=unit.seed, progress=progress,
+    )  # fmt: skip
     return log.ledger.rows
 
 
@@ -213,38 +214,8 @@ class _Log:
         return mnist.scores(p, self.digits.y_test) | found
 
     def _predict(self, x: torch.Tensor) -> ClassificationPrediction:
-        if self.unit.method == "nn":
-            return predict_once(self.net, x)
-        K = self.config.n_predict_passes
+        K = None if self.unit.method == "nn" else self.config.n_predict_passes
         return predict_classification(self.net, x, n_passes=K, masks="shared", seed=self.unit.seed, progress=False)
-
-
-Note = Callable[[Progress], None]
-
-
-def _train_dropout(
-    net: nn.Module, unit: Unit, config: Config, digits: Digits, folder: Path, note: Note, progress: bool
-) -> None:
-    fit(
-        net, (digits.x, digits.y), objective=CrossEntropy(unit.alpha or 0.0), epochs=config.epochs,
-        n_passes=unit.n_passes, batch_size=config.batch_size, optimizer=mnist.adam(net, config.learning_rate),
-        schedule=config.schedule, masks=unit.masks or "per_example", checkpoint=folder, callback=note, seed=unit.seed,
-        progress=progress,
-    )  # fmt: skip
-
-
-def _train_plain(net: nn.Module, unit: Unit, config: Config, digits: Digits, folder: Path, note: Note) -> None:
-    """The same for a net without dropout, which `fit` refuses."""
-    trainer = mnist.Trainer(
-        net, (digits.x, digits.y), mnist.plain, CrossEntropy(0.0), config.learning_rate, unit.seed, config.batch_size
-    )
-    trainer.resume(folder)
-    per_epoch = trainer.steps_an_epoch
-    n_steps = per_epoch * config.epochs
-    for epoch in range(trainer.n_steps // per_epoch, config.epochs):
-        losses = [trainer.step(config.schedule(trainer.n_steps / n_steps)) for _ in range(per_epoch)]
-        note(Progress(epoch + 1, trainer.n_steps, sum(losses) / per_epoch, None))
-        trainer.save(folder)
 
 
 def _train(unit: Unit, config: Config, folder: Path, progress: bool = False) -> tuple[list[Row], float]:

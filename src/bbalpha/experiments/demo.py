@@ -82,17 +82,13 @@ def _digits(config: Config, split: int, alpha: float | None) -> tuple[Row, Any]:
     train, test = _split(len(x), 1000, split)
     # rates and epochs, here and below: best mean likelihood of the three alphas on held-out training rows of split 0
     net = mlp([64, 100, 100, 10], dropout=0.0 if alpha is None else 0.2, input_dropout=0.0 if alpha is None else 0.1)
-    _train(net, CrossEntropy(alpha or 0.0), x[train], y[train], config, alpha is None, config.epochs[0], 100)
-    strange = _tampered(x[test], split)
+    n_passes = None if alpha is None else config.n_passes
+    _train(net, CrossEntropy(alpha or 0.0), x[train], y[train], n_passes, config.epochs[0], 100)
 
     def predict(rows: Tensor) -> ClassificationPrediction:
-        if alpha is not None:
-            return predict_classification(net, rows, n_passes=100, seed=0)
-        log_probs = net(rows).detach().log_softmax(1)
-        entropy, votes = torch.special.entr(log_probs.exp()).sum(1), nn.functional.one_hot(log_probs.argmax(1), 10)
-        return ClassificationPrediction(log_probs, entropy, votes.float(), n_passes=1)
+        return predict_classification(net, rows, n_passes=None if alpha is None else 100, seed=0)
 
-    p, q = predict(x[test]), predict(strange)
+    p, q = predict(x[test]), predict(_tampered(x[test], split))
     scores = {
         "accuracy": metrics.accuracy(p.probs, y[test]),
         "nll": -p.log_prob(y[test]).mean(),
@@ -112,18 +108,14 @@ def _diabetes(config: Config, split: int, alpha: float | None) -> tuple[Row, Non
     y = ((target - centre) / unit)[:, None]
     net = mlp([10, 50, 1], dropout=0.0 if alpha is None else 0.05)
     objective = GaussianNLL(alpha or 0.0)
-    _train(net, objective, x[train], y[train], config, alpha is None, config.epochs[1], 50)
-    strange = _tampered(x[test], split)
+    _train(net, objective, x[train], y[train], None if alpha is None else config.n_passes, config.epochs[1], 50)
 
     def predict(rows: Tensor) -> RegressionPrediction:
-        tau = objective.precision.item()
-        if alpha is None:  # two passes that are the same: no spread
-            p = RegressionPrediction(net(rows).detach().expand(2, -1, -1), torch.tensor(tau))
-        else:
-            p = predict_regression(net, rows, n_passes=100, precision=tau, seed=0)
+        tau, n_passes = objective.precision.item(), None if alpha is None else 100
+        p = predict_regression(net, rows, n_passes=n_passes, precision=tau, seed=0)
         return p.rescaled(float(unit), float(centre))
 
-    p, q = predict(x[test]), predict(strange)
+    p, q = predict(x[test]), predict(_tampered(x[test], split))
     held = metrics.interval_coverage(*p.interval(0.9), target[test][:, None])
     scores = {
         "rmse": metrics.rmse(p.mean, target[test][:, None]),
@@ -139,8 +131,7 @@ def _train(
     objective: Callable[..., Tensor],
     x: Tensor,
     y: Tensor,
-    config: Config,
-    plain: bool,
+    n_passes: int | None,
     epochs: int,
     batch: int,
 ) -> None:
@@ -150,8 +141,7 @@ def _train(
     optimizer = torch.optim.Adam([*groups, {"params": own}] if own else groups, lr=3e-3)
     for _ in range(epochs):
         for rows in torch.randperm(len(x)).split(batch):
-            outputs = net(x[rows])[None] if plain else sample(net, x[rows], config.n_passes)
-            loss = objective(outputs, y[rows])
+            loss = objective(sample(net, x[rows], n_passes), y[rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

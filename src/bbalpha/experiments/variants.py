@@ -115,19 +115,12 @@ def _prediction(population: Population, index: int, x: Tensor, plan: Plan) -> Re
     net: nn.Module = population.network(index).double()
     inputs = (x.double() - population.x_mean[index]) / population.x_scale[index]
     precision = population.log_precision[index].double().exp()
-    if not own.dropout and not own.input_dropout:  # every pass is the same
-        with torch.no_grad():
-            p = RegressionPrediction(net(inputs)[None], precision)
-    elif population.likelihood == "heteroscedastic":
-        p = predict_regression(
-            net, inputs, n_passes=plan.n_test_passes, precision="predicted", masks="shared", seed=own.seed,
-            output=split_heads, progress=False,
-        )  # fmt: skip
-    else:
-        p = predict_regression(
-            net, inputs, n_passes=plan.n_test_passes, precision=precision, masks="shared", seed=own.seed,
-            progress=False,
-        )  # fmt: skip
+    heads = population.likelihood == "heteroscedastic"
+    p = predict_regression(
+        net, inputs, precision="predicted" if heads else precision, output=split_heads if heads else None,
+        n_passes=plan.n_test_passes if own.dropout or own.input_dropout else None, masks="shared", seed=own.seed,
+        progress=False,
+    )  # fmt: skip
     return p.rescaled(float(population.y_scale[index]), float(population.y_mean[index]))
 
 

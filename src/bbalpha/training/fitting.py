@@ -39,7 +39,7 @@ def fit(
     *,
     objective: Objective,
     epochs: int,
-    n_passes: int | Callable[[float], int] = 10,
+    n_passes: int | Callable[[float], int] | None = 10,
     batch_size: int = 128,
     length_scale: float | None = None,
     optimizer: Optimizer | Callable[[Groups], Optimizer] | None = None,
@@ -59,12 +59,13 @@ def fit(
     """Train `model` in place on K passes a step, and tell how it went.
 
     Args:
-        model: Any module with an active random site.
+        model: Any module with an active random site; with ``n_passes=None`` any module.
         data: (x, target) or (x, target, weight) of arrays or tensors; a Dataset or DataLoader of such pairs. A mapping
             with "labels", as Hugging Face has it, in place of a pair: the labels are the target, the rest is x.
         objective: (outputs, target) -> (), such as CrossEntropy or GaussianNLL; its parameters are trained too.
         epochs: Times through the data.
-        n_passes: K, or a function of the share of training done, in [0, 1), for a rising K.
+        n_passes: K, or a function of the share of training done, in [0, 1), for a rising K. None trains the network
+            as it is, random sites off, everything else in training mode.
         batch_size: Rows a step; a DataLoader has its own.
         length_scale: l of the prior; None or 0 trains without one.
         optimizer: None is Adam. Or a function of parameter groups (the prior is in their weight decay), or an
@@ -95,7 +96,7 @@ def fit(
     """
     _check(model, objective, amp)
     epochs, batch_size = check_count("epochs", epochs), check_count("batch_size", batch_size)
-    n_passes = n_passes if callable(n_passes) else check_count("n_passes", n_passes)
+    n_passes = n_passes if n_passes is None or callable(n_passes) else check_count("n_passes", n_passes)
     patience = None if patience is None else check_count("patience", patience)
     every = None if checkpoint_every is None else check_count("checkpoint_every", checkpoint_every)
     learning_rate = check_number("learning_rate", learning_rate, least=0)

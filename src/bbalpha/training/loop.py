@@ -69,7 +69,7 @@ class History:
 
 
 def predictive_nll(
-    model: nn.Module, data: Source, objective: Objective, *, n_passes: int, masks: Masks, seed: int
+    model: nn.Module, data: Source, objective: Objective, *, n_passes: int | None, masks: Masks, seed: int
 ) -> float:
     """Negative log-likelihood a data point of the predictive distribution: the objective at alpha = 1."""
     scored = objective
@@ -103,7 +103,7 @@ class Training:
     penalty: Callable[[], Tensor] | None  # the prior, where it is not in the weight decay
     seed: int
     epochs: int
-    n_passes: int | Callable[[float], int]
+    n_passes: int | Callable[[float], int] | None
     schedule: Callable[[float], float] | LRScheduler | None
     patience: int | None
     masks: Masks
@@ -196,7 +196,7 @@ class Training:
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = rate * factor
         x, target, weight = on_device(batch, self.device)
-        passes = self.n_passes if isinstance(self.n_passes, int) else self.n_passes(share)
+        passes = self.n_passes(share) if callable(self.n_passes) else self.n_passes
         mixed = nullcontext() if self.amp is None else torch.autocast(self.device.type, dtype=self.amp)
         with mixed:
             outputs = sample(self.model, x, passes, masks=self.masks, seed=step_seed(self.seed, self.step))
@@ -237,8 +237,9 @@ class Training:
         """Validate, keep the best weights, show and call back."""
         nll = None
         if self.held is not None:
-            passes = self.n_passes if isinstance(self.n_passes, int) else self.n_passes(1.0)
-            options: dict[str, Any] = {"n_passes": max(passes, 20), "masks": self.masks, "seed": self.seed}
+            passes = self.n_passes(1.0) if callable(self.n_passes) else self.n_passes
+            many = None if passes is None else max(passes, 20)
+            options: dict[str, Any] = {"n_passes": many, "masks": self.masks, "seed": self.seed}
             try:
                 nll = predictive_nll(self.model, self.held, self.objective, **options)
             except ValueError as error:
