@@ -16,10 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bbalpha._kernels import Noise, draw_rates, pass_seed, units_per_word
+from bbalpha._kernels import Noise, draw_rates, pass_seed, step_seed, units_per_word
 from bbalpha._torch import where_above
 from bbalpha.networks import mlp
-from bbalpha.training.feed import step_seed
 
 Likelihood = Literal["gaussian", "heteroscedastic", "categorical"]
 LIKELIHOODS = get_args(Likelihood)
