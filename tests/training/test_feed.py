@@ -6,7 +6,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from bbalpha import checkpoint
-from bbalpha.training.feed import held_out, order, rng_state, set_rng_state, source, step_seed
+from bbalpha._kernels import step_seed
+from bbalpha.training.feed import held_out, order, rng_state, set_rng_state, source
 
 
 def test_orders_are_permutations_that_differ_by_seed_and_epoch():

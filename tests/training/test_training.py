@@ -14,10 +14,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bbalpha
+from bbalpha._kernels import step_seed
 from bbalpha.networks import mlp
 from bbalpha.objectives import CrossEntropy, GaussianNLL
 from bbalpha.training import Progress, cosine, fit
-from bbalpha.training.feed import order, step_seed
+from bbalpha.training.feed import order
 
 
 def rows(n=96, seed=0):

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from bbalpha import data, metrics
+from bbalpha._kernels import step_seed
 from bbalpha.checkpoint import newest_state, write_state
 from bbalpha.experiments import results
 from bbalpha.predictive import ClassificationPrediction
-from bbalpha.training.feed import order, step_seed
+from bbalpha.training.feed import order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

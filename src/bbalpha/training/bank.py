@@ -17,11 +17,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bbalpha._kernels import Noise, draw_rates, pass_seed, units_per_word
+from bbalpha._kernels import Noise, draw_rates, pass_seed, step_seed, units_per_word
 from bbalpha._torch import where_above
 from bbalpha.networks import mlp
 from bbalpha.objectives import GaussianNLL, class_losses, gaussian_losses
-from bbalpha.training.feed import step_seed
 
 Table = TypeVar("Table", NDArray[Any], Tensor)
 Likelihood = Literal["gaussian", "heteroscedastic", "categorical"]

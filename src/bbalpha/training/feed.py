@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from bbalpha._files import Restoring
-from bbalpha._kernels import pass_seed
+from bbalpha._kernels import epoch_seed
 from bbalpha._torch import tree_leaves, tree_map
 from bbalpha.training.fingerprint import digest, evenly, told
 
@@ -32,13 +32,8 @@ def order(n: int, *, seed: int, epoch: int) -> Tensor:
     >>> torch.equal(order(5, seed=0, epoch=1).sort().values, torch.arange(5))
     True
     """
-    generator = torch.Generator().manual_seed(pass_seed(seed ^ 0x5DEECE66D, epoch))
+    generator = torch.Generator().manual_seed(epoch_seed(seed, epoch))
     return torch.randperm(n, generator=generator)
-
-
-def step_seed(seed: int, step: int) -> int:
-    """The seed of the masks of training step `step`."""
-    return pass_seed(seed ^ 0x2545F4914F6CDD1D, step)
 
 
 class Source(Protocol):

@@ -20,11 +20,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bbalpha._engine.inputs import Inputs
 from bbalpha._engine.planning import Masks
+from bbalpha._kernels import step_seed
 from bbalpha._torch import tree_leaves, tree_map
 from bbalpha.checkpoint import CorruptModelError, check_state, newest_state, write_state
 from bbalpha.sampling import sample
 from bbalpha.training import fingerprint
-from bbalpha.training.feed import Batch, Source, rng_state, set_rng_state, step_seed
+from bbalpha.training.feed import Batch, Source, rng_state, set_rng_state
 
 Objective = Callable[..., Tensor]
 

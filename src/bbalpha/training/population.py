@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bbalpha._kernels import step_seed
 from bbalpha.checks import check_count, check_number, check_weight
 from bbalpha.priors import weight_decay
 from bbalpha.training.bank import LIKELIHOODS, Bank, Likelihood, initial_network, pad, tables
 from bbalpha.training.bank import Member as Member  # also a name of this module
-from bbalpha.training.feed import order, step_seed
+from bbalpha.training.feed import order
 from bbalpha.training.fitting import cosine, epoch_bar
 
 
