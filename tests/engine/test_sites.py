@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bbalpha
 import zoo
 from bbalpha._engine.kinds import is_norm
 from bbalpha._engine.sites import borrowed_buffers, may_be_random, stochastic, switched_off
@@ -106,26 +105,6 @@ def test_statistics_follow_the_callers_mode_in_layers_that_are_switched_off():
         torch.testing.assert_close(layer(x), expected)
     assert layer.training
     assert any(b.abs().sum() > 0 and not torch.equal(b, torch.ones_like(b)) for b in layer.buffers())  # moved
-
-
-class Sharp(nn.Module):
-    """Batch norm of its own, all settings by place."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(4))
-        self.register_buffer("var", torch.ones(4))
-
-    def forward(self, x):
-        return F.dropout(F.batch_norm(x, self.mean, self.var, None, None, self.training, 0.25, 1.0), 0.5, self.training)
-
-
-def test_statistics_keep_momentum_and_eps_that_are_given_by_place():
-    x, net = torch.randn(6, 4) + 3, Sharp()
-    quiet = bbalpha.sample(net.eval(), x, 4000, seed=0).mean(0)
-    torch.testing.assert_close(quiet, net(x), rtol=0, atol=0.4)  # x / sqrt(2), not x
-    bbalpha.sample(net.train(), x, None)
-    torch.testing.assert_close(net.mean, 0.25 * x.mean(0))
 
 
 def test_buffers_of_quiet_modules_come_back_and_others_move():

@@ -175,9 +175,8 @@ class _CallersStatistics(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         flag = {F.batch_norm: "training", F.instance_norm: "use_input_stats"}.get(func)
         if flag is not None and any(id(t) in self.statistics for t in (*args[1:3], *kwargs.values())):
-            kwargs[flag] = self.moving
-            kwargs |= zip(("momentum", "eps"), args[6:], strict=False)
             args = args[:5]
+            kwargs[flag] = self.moving
         return func(*args, **kwargs)
 
 
