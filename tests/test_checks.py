@@ -44,3 +44,24 @@ def test_numbers_within_bounds():
     for wrong in (0, -1, float("inf"), float("nan"), "1", True, None):
         with pytest.raises(ValueError, match=r"^`x` must be a finite number above 0; got"):
             checks.check_number("x", wrong, above=0)
+
+
+def test_shares_with_and_without_their_ends():
+    assert checks.check_share("p", 0) == 0.0
+    checks.check_inner_share("p", np.float32(0.5))
+    for wrong in (1, 1.5, -0.1, float("nan"), "0.5", True, None):
+        with pytest.raises(ValueError, match=r"^`p` must be"):
+            checks.check_share("p", wrong)
+        with pytest.raises(ValueError, match=r"^`p` must lie between 0 and 1, both left out; got"):
+            checks.check_inner_share("p", wrong)
+    with pytest.raises(ValueError, match="both left out; got 0"):
+        checks.check_inner_share("p", 0)
+
+
+def test_seeds_of_every_size_or_of_64_bits():
+    assert checks.check_any_seed(None) is None
+    assert checks.check_any_seed(-(2**70)) == -(2**70)
+    assert type(checks.RULES["seed"]("seed", np.uint8(3))) is int
+    for wrong in (0.5, "1", None, 2**63, -(2**63) - 1):
+        with pytest.raises(ValueError, match=r"^`seed` must be a whole number of 64 bits; got"):
+            checks.RULES["seed"]("seed", wrong)

@@ -24,7 +24,7 @@ from bbalpha._engine.guards import steady
 from bbalpha._engine.inputs import Inputs
 from bbalpha._engine.planning import Masks, is_random, run_passes
 from bbalpha._kernels import pass_seed
-from bbalpha.checks import check_count, check_floating, check_model
+from bbalpha.checks import check_count, check_floating, check_model, check_number
 from bbalpha.prediction import as_logits
 
 Clip = tuple[float, float] | None
@@ -244,8 +244,7 @@ def _check_walk(x: Tensor, step: float, n_steps: int, clip: Clip, batch_size: in
     check_floating("x", x)
     if not bool(x.isfinite().all()):
         raise ValueError(f"`x` must be finite; got {float(x[~x.isfinite()][0])}.")
-    if isinstance(step, bool) or not isinstance(step, (int, float)) or not 0 <= step < math.inf:
-        raise ValueError(f"`step` must be a finite number of at least 0; got {step!r}.")
+    check_number("step", step, least=0)
     check_count("n_steps", n_steps, 0)
     check_count("batch_size", batch_size)
     if clip is None:

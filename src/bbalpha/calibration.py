@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from bbalpha._engine.batches import PassOptions, collect
 from bbalpha._engine.inputs import BatchDim
 from bbalpha._engine.planning import Masks
-from bbalpha.checks import check_real, check_same_shape
+from bbalpha.checks import check_inner_share, check_real, check_same_shape
 from bbalpha.objectives import cross_entropy, gaussian_nll
 from bbalpha.prediction import as_logits, predict_regression
-from bbalpha.predictive import ClassificationPrediction, RegressionPrediction, check_coverage
+from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
 
 IntervalScore = Literal["quantile", "std", "absolute"]
 SetScore = Literal["probability", "cumulative"]
@@ -189,7 +189,7 @@ def conformal_intervals(
     >>> ((low <= 0) & (high >= 0)).sum()
     tensor(90)
     """
-    check_coverage(coverage)
+    check_inner_share("coverage", coverage)
     mean = prediction.mean
     _check_rows(target, len(mean))
     if target.shape != mean.shape or not bool(target.isfinite().all()):
@@ -246,7 +246,7 @@ def conformal_sets(
     >>> bool(inside[:, 0].sum() >= 90)
     True
     """
-    check_coverage(coverage)
+    check_inner_share("coverage", coverage)
     if score not in ("probability", "cumulative"):
         raise ValueError(f'`score` must be "probability" or "cumulative"; got {score!r}.')
     prediction.log_prob(target)  # checks the classes

@@ -5,6 +5,9 @@ check_alpha(float("nan"))        # ValueError: `alpha` must be a finite number; 
 
 import math
 import operator
+from collections.abc import Callable, Container, Mapping
+from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
@@ -28,10 +31,7 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     """
     if type(value) is int and least <= value <= 2**31:
         return value
-    try:
-        count = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        count = None
+    count = None if isinstance(value, bool) else _whole(value)
     if count is None or count < least:
         raise ValueError(f"`{name}` must be a whole number of at least {least}; got {value!r}.")
     if count > 2**31:
@@ -55,6 +55,40 @@ def check_number(name: str, value: Any, *, above: float | None = None, least: fl
     if low or not math.isfinite(number):
         raise ValueError(f"`{name}` must be a finite number{rule}; got {value!r}.")
     return number
+
+
+def check_share(name: str, value: Any) -> float:
+    """`value` as a float, if it is a number in [0, 1)."""
+    number = check_number(name, value, least=0)
+    if number >= 1:
+        raise ValueError(f"`{name}` must be at least 0 and less than 1; got {value!r}.")
+    return number
+
+
+def check_inner_share(name: str, value: Any) -> None:
+    """Refuse what is not strictly between 0 and 1."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < 1:
+        raise ValueError(f"`{name}` must lie between 0 and 1, both left out; got {value!r}.")
+
+
+def check_widths(name: str, value: Any) -> tuple[int, ...]:
+    """Widths of layers; one number is one layer, as in scikit-learn."""
+    try:
+        widths = list(value)
+    except TypeError:
+        widths = [value]
+    return tuple(check_count(name, width) for width in widths)
+
+
+def check_settings(given: Mapping[str, Any], *, optional: Container[str] = ()) -> dict[str, Any]:
+    """`given`, each value checked by the rule of its name and made Python's own; what is `optional` may be None.
+
+    >>> check_settings({"epochs": 5, "hidden_layer_sizes": 50, "dropout": None}, optional=("dropout",))
+    {'epochs': 5, 'hidden_layer_sizes': (50,), 'dropout': None}
+    """
+    return {
+        name: None if value is None and name in optional else RULES[name](name, value) for name, value in given.items()
+    }
 
 
 def readable(t: Tensor) -> bool:
@@ -174,3 +208,52 @@ def check_seed(seed: Any) -> None:
     """Refuse what is no seed."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise TypeError(f"`seed` must be an int or None; got {type(seed).__name__}.")
+
+
+def check_any_seed(seed: Any) -> int | None:
+    """`seed` as an int of either sign and any size (numpy's too), or None."""
+    whole = _whole(seed)
+    if seed is not None and whole is None:
+        raise TypeError(f"`seed` must be None or a whole number; got {seed!r}.")
+    return whole
+
+
+def _networks(name: str, value: Any) -> int:
+    count = check_count(name, value)
+    if count > 2**10:
+        raise ValueError(f"`{name}` must be at most 1024; got {value!r}.")
+    return count
+
+
+def _seed_of_64_bits(name: str, value: Any) -> int:
+    seed = _whole(value)
+    if seed is None or not -(2**63) <= seed < 2**63:
+        raise ValueError(f"`{name}` must be a whole number of 64 bits; got {value!r}.")
+    return seed
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number of any kind (numpy's too) as an int; None for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+RULES: dict[str, Callable[[str, Any], Any]] = {
+    "alpha": check_number,
+    "dropout": check_share,
+    "input_dropout": check_share,
+    "length_scale": partial(check_number, least=0),
+    "learning_rate": partial(check_number, above=0),
+    "seed": _seed_of_64_bits,
+    "hidden_layer_sizes": check_widths,
+    "n_passes": check_count,
+    "n_predict_passes": check_count,
+    "n_validation_passes": check_count,
+    "epochs": check_count,
+    "batch_size": check_count,
+    "patience": check_count,
+    "n_ensemble": _networks,
+    "validation_fraction": check_share,
+}

@@ -26,7 +26,7 @@ from bbalpha import _files as folders
 from bbalpha import metrics
 from bbalpha._engine.inputs import Inputs
 from bbalpha._engine.planning import is_random
-from bbalpha.checks import check_model
+from bbalpha.checks import check_inner_share, check_model
 from bbalpha.prediction import predict_classification
 from bbalpha.predictive import ClassificationPrediction
 
@@ -89,8 +89,7 @@ class Detector:
         check_model(model)
         if score not in _SCORES:
             raise ValueError(f"`score` must be one of {', '.join(_SCORES)}; got {score!r}.")
-        if isinstance(false_alarm, bool) or not isinstance(false_alarm, (int, float)) or not 0 < false_alarm < 1:
-            raise ValueError(f"`false_alarm` must lie between 0 and 1, both left out; got {false_alarm!r}.")
+        check_inner_share("false_alarm", false_alarm)
         self.model, self.score, self.false_alarm = model, score, false_alarm
         self.n_passes, self.seed, self.batch_size = n_passes, seed, batch_size
         self.threshold: float | None = None

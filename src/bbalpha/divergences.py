@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, MultivariateNormal, Normal
 from torch.distributions.kl import kl_divergence
 
+from bbalpha.checks import check_count, check_number
 from bbalpha.objectives import alpha_loss
 
 Factors = Callable[[Tensor], Tensor]  # w (K, D) -> log f_n(w) (K, N)
@@ -47,7 +48,7 @@ def amari(p: Distribution, q: Distribution, alpha: float, *, n_samples: int = 10
     >>> amari(Normal(0.0, 1.0), Normal(1.0, 1.0), 0.5)                 # 4 (1 - exp(-1/8))
     tensor(0.4700)
     """
-    _check_alpha(alpha)
+    check_number("alpha", alpha)
     if alpha in (0.0, 1.0):
         return kl(p, q, n_samples=n_samples) if alpha else kl(q, p, n_samples=n_samples)
     return -_log_integral(p, q, alpha, n_samples).expm1() / (alpha * (1 - alpha))
@@ -62,7 +63,7 @@ def renyi(p: Distribution, q: Distribution, alpha: float, *, n_samples: int = 10
     >>> renyi(Normal(0.0, 1.0), Normal(1.0, 1.0), 0.5)
     tensor(0.2500)
     """
-    _check_alpha(alpha)
+    check_number("alpha", alpha)
     if alpha == 1.0:
         return kl(p, q, n_samples=n_samples)
     return _log_integral(p, q, alpha, n_samples) / (alpha - 1)
@@ -216,7 +217,7 @@ def bb_alpha_energy(
     q^(1 - alpha/N) p0^(alpha/N) is the cavity times exp(-alpha/N R_(1 - alpha/N)[q||p0]), the exact energy is
     R_(1 - alpha/N)[q||p0] - 1/alpha sum_n log E_cavity[f_n^alpha].
     """
-    _check_alpha(alpha)
+    check_number("alpha", alpha)
     q, p0 = _joint(q), _joint(p0)
     if isinstance(factors, LinearGaussian) and _is_gaussian(q) and _is_gaussian(p0):
         n_data = len(factors.x)
@@ -235,7 +236,7 @@ def reparameterised_energy(
 
     beta = N / (N - alpha). Equals `bb_alpha_energy` of the q that belongs to the cavity.
     """
-    _check_alpha(alpha)
+    check_number("alpha", alpha)
     cavity, p0 = _joint(cavity), _joint(p0)
     losses = _alpha_losses(cavity, factors, alpha, n_samples)
     _check_cavity(alpha, len(losses))
@@ -252,7 +253,7 @@ def large_data_energy(
     >>> large_data_energy(prior, prior, LinearGaussian(x, torch.zeros(2)), alpha=1.0)      # log 2 pi + log 2
     tensor(2.5310)
     """
-    _check_alpha(alpha)
+    check_number("alpha", alpha)
     q, p0 = _joint(q), _joint(p0)
     return kl(q, p0, n_samples=n_samples) + _alpha_losses(q, factors, alpha, n_samples).sum()
 
@@ -265,7 +266,7 @@ def power_ep_energy(
     log Z(l0) + (N/alpha - 1) log Z(lq) - 1/alpha sum_n log int f_n^alpha exp((lq - alpha l) phi), with the site
     l = (lq - l0) / N. Differences of log Z are divided by alpha, so digits are lost where alpha is tiny.
     """
-    _check_alpha(alpha)
+    check_number("alpha", alpha)
     q, p0 = _joint(q), _joint(p0)
     if alpha == 0:
         return free_energy(q, p0, factors, n_samples=n_samples)
@@ -341,9 +342,7 @@ def _evaluate(factors: Factors, w: Tensor) -> Tensor:
 
 
 def _draw(q: Distribution, n_samples: int) -> Tensor:
-    if isinstance(n_samples, bool) or not isinstance(n_samples, int) or n_samples < 1:
-        raise ValueError(f"`n_samples` must be a whole number of at least 1; got {n_samples!r}.")
-    size = torch.Size((n_samples,))
+    size = torch.Size((check_count("n_samples", n_samples),))
     return q.rsample(size) if q.has_rsample else q.sample(size)
 
 
@@ -439,19 +438,14 @@ def _check_pair(p: Distribution, q: Distribution) -> None:
         raise ValueError(f"both distributions must be over events of one shape; got {shapes}.")
 
 
-def _check_alpha(alpha: float) -> None:
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
-        raise ValueError(f"`alpha` must be a finite number; got {alpha!r}.")
-
-
 def _check_order(alpha: float) -> None:
-    _check_alpha(alpha)
+    check_number("alpha", alpha)
     if alpha == 0:
         raise ValueError("`alpha` must not be 0: D_0 is KL[q||p] while R_0 is 0 wherever p has a density; got 0.")
 
 
 def _check_cavity(alpha: float, n_data: int) -> None:
-    _check_alpha(alpha)
+    check_number("alpha", alpha)
     if isinstance(n_data, bool) or not isinstance(n_data, int) or n_data < 1:
         raise ValueError(f"`n_data` must be the number of data points, at least 1; got {n_data!r}.")
     if alpha >= n_data:

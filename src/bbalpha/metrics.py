@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bbalpha.checks import check_count
+from bbalpha.checks import check_count, check_real
 from bbalpha.objectives import alpha_loss
 
 _BLOCK = 2**22  # numbers held at a time by `crps`
@@ -356,8 +356,7 @@ def _interval(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
 
 def _finite(name: str, t: Tensor, *, infinite: bool = False) -> Tensor:
     """`t` in float64, without nan, not empty."""
-    if not isinstance(t, Tensor) or t.is_complex():
-        raise TypeError(f"`{name}` must be a tensor of real numbers; got {getattr(t, 'dtype', type(t).__name__)}.")
+    check_real(name, t)
     if not t.numel():
         raise ValueError(f"`{name}` must not be empty; got shape {tuple(t.shape)}.")
     bad = t.isnan() if infinite else ~t.isfinite()

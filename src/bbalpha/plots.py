@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bbalpha.checks import check_inner_share
 from bbalpha.metrics import Reliability, RiskCoverage
-from bbalpha.predictive import RegressionPrediction, check_coverage
+from bbalpha.predictive import RegressionPrediction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +50,7 @@ def regression_bands(
         ylabel: Name and unit of the target.
         ax: Where to draw.
     """
-    check_coverage(coverage)
+    check_inner_share("coverage", coverage)
     if prediction.outputs[0].numel() != len(x) or x.numel() != len(x):
         raise ValueError(
             f"`x` and `prediction` must be one number a row; got {tuple(x.shape)} and {tuple(prediction.mean.shape)}."

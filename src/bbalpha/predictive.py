@@ -13,12 +13,11 @@ mixture, not of a Gaussian with the same moments; its variance is epistemic (of 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Real
 
 import torch
 from torch import Tensor
 
-from bbalpha.checks import check_count
+from bbalpha.checks import check_count, check_inner_share
 from bbalpha.objectives import gaussian_nll
 
 _BLOCK = 2**22  # numbers worked on at a time
@@ -95,7 +94,7 @@ class ClassificationPrediction:
 
         As good as the model's probabilities; `bbalpha.calibration.conformal_sets` gives a guarantee.
         """
-        check_coverage(coverage)
+        check_inner_share("coverage", coverage)
         probs = self.probs.movedim(self.class_axis, -1)
         ordered, index = probs.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered  # a class is needed while those above it hold too little
@@ -127,7 +126,8 @@ class RegressionPrediction:
         if self.precision is None:
             return
         try:
-            fits = torch.broadcast_shapes(self.precision.shape, self.outputs.shape) == self.outputs.shape
+            shapes = self.precision.shape, self.outputs.shape
+            fits = shapes[0] == shapes[1] or torch.broadcast_shapes(*shapes) == shapes[1]  # the latter takes its time
         except RuntimeError:
             fits = False
         if not fits:
@@ -211,7 +211,7 @@ class RegressionPrediction:
 
         As good as the model; `bbalpha.calibration.conformal_intervals` gives a guarantee.
         """
-        check_coverage(coverage)
+        check_inner_share("coverage", coverage)
         low, high = self.quantile([(1 - coverage) / 2, (1 + coverage) / 2])
         return low, high
 
@@ -287,12 +287,6 @@ def _mixture_quantile(mean: Tensor, std: Tensor, levels: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------ checks
-
-
-def check_coverage(coverage: float) -> None:
-    """Refuse a share that is not strictly between 0 and 1."""
-    if isinstance(coverage, bool) or not isinstance(coverage, Real) or not 0 < coverage < 1:
-        raise ValueError(f"`coverage` must lie between 0 and 1, both left out; got {coverage!r}.")
 
 
 def _check_labels(y: Tensor, classes: Tensor, ignore_index: int) -> Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from bbalpha._engine import kinds
 from bbalpha._engine.sites import INSERTED
 from bbalpha._torch import children
+from bbalpha.checks import check_number
 from bbalpha.layers import ConcreteDropout, DropConnect
 
 
@@ -252,7 +253,6 @@ def _check_keep(model: nn.Module, keep: Mapping[str, float] | None) -> dict[str,
 
 
 def _check(length_scale: float, n_data: int) -> None:
-    if not isinstance(length_scale, (int, float)) or not math.isfinite(length_scale) or length_scale < 0:
-        raise ValueError(f"`length_scale` must be a finite number of at least 0; got {length_scale!r}.")
+    check_number("length_scale", length_scale, least=0)
     if isinstance(n_data, bool) or not n_data >= 1:
         raise ValueError(f"`n_data` must be the number of training rows, at least 1; got {n_data!r}.")

@@ -6,11 +6,12 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from torch import nn
 
+from bbalpha.checks import RULES
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor
 from bbalpha.estimators.choices import candidates
 from bbalpha.estimators.cv import BBAlphaClassifierCV, BBAlphaRegressorCV
 from bbalpha.networks import mlp
-from bbalpha.training.population import RULES, Population
+from bbalpha.training.population import Population
 
 NAN, HUGE = float("nan"), 2**70
 COUNT = (0, -5, 1.5, NAN, "3", True, HUGE, [2])

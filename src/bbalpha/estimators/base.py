@@ -19,11 +19,10 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 
 from bbalpha.checkpoint import build, describe, read_folder, write_folder
-from bbalpha.checks import check_count
+from bbalpha.checks import RULES, check_count, check_settings
 from bbalpha.estimators.choices import best_candidate, candidates, duration, held_out_share, train_together
 from bbalpha.training.bank import Likelihood, initial_network, standardiser
 from bbalpha.training.fitting import cosine, fit
-from bbalpha.training.population import RULES, check_settings
 
 Array = NDArray[Any]
 Module = nn.Module | Callable[[int, int], nn.Module]

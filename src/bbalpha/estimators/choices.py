@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bbalpha.checks import check_share
 from bbalpha.training.bank import Likelihood
 from bbalpha.training.feed import order
-from bbalpha.training.population import Member, Population, check_settings, fit_population
+from bbalpha.training.population import Member, Population, fit_population
 
 Array = NDArray[Any]
 
@@ -47,11 +48,9 @@ def default_input_dropout(n_rows: int, dropout: float) -> float:
 
 def held_out_share(settings: Any, n_rows: int) -> float:
     """The share of the rows that early stopping looks at."""
-    given = {"validation_fraction": settings.validation_fraction}
-    share: float | None = check_settings(given, optional=given)["validation_fraction"]
-    if share is None:
+    if settings.validation_fraction is None:
         return 0.2 if n_rows <= _MANY else 0.1
-    return share
+    return check_share("validation_fraction", settings.validation_fraction)
 
 
 def n_held_out(settings: Any, n_rows: int) -> int:

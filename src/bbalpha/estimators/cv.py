@@ -19,13 +19,12 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from bbalpha.checks import check_count
+from bbalpha.checks import RULES, check_count
 from bbalpha.estimators.base import Array, WholeFit, diverged, targets, weights
 from bbalpha.estimators.choices import member, random_rates, train_together
 from bbalpha.estimators.single import BBAlphaClassifier, BBAlphaRegressor, check_noise
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
 from bbalpha.training.bank import Likelihood
-from bbalpha.training.population import RULES
 
 
 class _Search(WholeFit):

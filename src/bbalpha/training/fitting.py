@@ -8,7 +8,6 @@ Masks of step t and the order of epoch e follow from (seed, t) and (seed, e): a 
 
 import math
 import numbers
-import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from bbalpha._engine.planning import Masks
 from bbalpha._files import FolderInUseError, Lock, Restoring
 from bbalpha._kernels import draw_seed
-from bbalpha.checks import check_count, check_model, check_number
+from bbalpha.checks import check_any_seed, check_count, check_model, check_number
 from bbalpha.training.feed import held_out, source
 from bbalpha.training.loop import History as History
 from bbalpha.training.loop import Objective, Training, on_device, state_in
@@ -102,7 +101,7 @@ def fit(
     learning_rate = check_number("learning_rate", learning_rate, least=0)
     length_scale = None if length_scale is None else check_number("length_scale", length_scale, least=0)
     max_grad_norm = None if max_grad_norm is None else check_number("max_grad_norm", max_grad_norm, above=0)
-    seed = None if seed is None else _whole("seed", seed)
+    seed = check_any_seed(seed)
     folder = None if checkpoint is None else Path(checkpoint)
     before = _Before(model, seeded=seed is not None, mixed=amp is not None)
     with Restoring(before.put_back), Restoring(before.put_back), _alone(folder):
@@ -237,14 +236,6 @@ def _check(model: Any, objective: Any, amp: Any) -> None:
         raise ValueError(f"`model` must have parameters to train; {type(model).__name__} has none.")
     if amp not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"`amp` must be None, torch.bfloat16 or torch.float16; got {amp!r}.")
-
-
-def _whole(name: str, value: Any) -> int:
-    """`value` as an int, of either sign and any size, numpy's too."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"`{name}` must be None or a whole number; got {value!r}.") from None
 
 
 def _check_schedule(schedule: Any, optimizer: Optimizer) -> None:

@@ -10,8 +10,7 @@ are those that `fit` would take with its seed, so it is the network that `fit` w
 """
 
 import math
-import operator
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bbalpha._kernels import step_seed
-from bbalpha.checks import check_count, check_number, check_weight
+from bbalpha.checks import check_count, check_settings, check_weight
 from bbalpha.priors import weight_decay
 from bbalpha.training.bank import LIKELIHOODS, Bank, Likelihood, initial_network, pad, tables
 from bbalpha.training.bank import Member as Member  # also a name of this module
@@ -134,77 +133,7 @@ def fit_population(
     return run(progress)
 
 
-# ------------------------------------------------------------------------------ settings
-
-
-def check_settings(given: Mapping[str, Any], *, optional: Container[str] = ()) -> dict[str, Any]:
-    """`given`, each value checked by the rule of its name and made Python's own; what is `optional` may be None.
-
-    >>> check_settings({"epochs": 5, "hidden_layer_sizes": 50, "dropout": None}, optional=("dropout",))
-    {'epochs': 5, 'hidden_layer_sizes': (50,), 'dropout': None}
-    """
-    return {
-        name: None if value is None and name in optional else RULES[name](name, value) for name, value in given.items()
-    }
-
-
-def _share(name: str, value: Any) -> float:
-    number = check_number(name, value, least=0)
-    if number >= 1:
-        raise ValueError(f"`{name}` must be at least 0 and less than 1; got {value!r}.")
-    return number
-
-
-def _positive(name: str, value: Any) -> float:
-    return check_number(name, value, above=0)
-
-
-def _not_negative(name: str, value: Any) -> float:
-    return check_number(name, value, least=0)
-
-
-def _widths(name: str, value: Any) -> tuple[int, ...]:
-    try:
-        widths = list(value)
-    except TypeError:  # one number is one layer, as in scikit-learn
-        widths = [value]
-    return tuple(check_count(name, width) for width in widths)
-
-
-def _networks(name: str, value: Any) -> int:
-    count = check_count(name, value)
-    if count > 2**10:
-        raise ValueError(f"`{name}` must be at most 1024; got {value!r}.")
-    return count
-
-
-def _seed(name: str, value: Any) -> int:
-    try:
-        seed = operator.index(value)
-    except TypeError:
-        raise ValueError(f"`{name}` must be a whole number; got {value!r}.") from None
-    if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"`{name}` must be a whole number of 64 bits; got {value!r}.")
-    return seed
-
-
-RULES: dict[str, Callable[[str, Any], Any]] = {
-    "alpha": check_number,
-    "dropout": _share,
-    "input_dropout": _share,
-    "length_scale": _not_negative,
-    "learning_rate": _positive,
-    "seed": _seed,
-    "hidden_layer_sizes": _widths,
-    "n_passes": check_count,
-    "n_predict_passes": check_count,
-    "n_validation_passes": check_count,
-    "epochs": check_count,
-    "batch_size": check_count,
-    "patience": check_count,
-    "n_ensemble": _networks,
-    "validation_fraction": _share,
-}
+# ------------------------------------------------------------------------------ what can be wrong
 
 
 def _checked(member: Any, n_rows: int, weight: Tensor | None) -> Member:
