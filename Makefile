@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-torch lint format bench bench-against tables clean
+.PHONY: demo test test-torch lint format bench bench-against figures tables clean
 .DELETE_ON_ERROR:
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -38,6 +38,9 @@ bench: .venv/.installed
 
 bench-against: .venv/.installed
 	$(BIN)/python benchmarks/against.py $(BASE)
+
+figures: .venv/.installed
+	$(BIN)/python docs/make_figures.py
 
 tables: .venv/.installed
 	$(BIN)/python docs/make_tables.py

@@ -10,19 +10,15 @@ output is not computed again.
 
 import argparse
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from tqdm import tqdm
-
-from bbalpha.experiments import classification, mnist, runtime
+from bbalpha.experiments import classification, mnist, runtime, skeleton
 from bbalpha.experiments.classification import Unit
-from bbalpha.experiments.mnist import Row
-from bbalpha.experiments.results import Ledger
+from bbalpha.experiments.results import Ledger, Row
 
-Candidate = tuple[int, float, int, float | None, int]  # batch, learning rate, epochs, warm-up, seed
-NETWORKS: dict[str, tuple[Candidate, ...]] = {
+NETWORKS: dict[str, tuple[tuple[int, float, int, float | None, int], ...]] = {  # the fields of `Network` behind model
     "dense": tuple((128, rate, 30, None, 0) for rate in (1e-3, 2e-3, 4e-3)),
     "cnn": (
         *((batch, rate, epochs, None, 0) for epochs in (4, 12) for batch in (128, 32) for rate in (1e-3, 2e-3, 4e-3)),
@@ -43,38 +39,49 @@ STEPS = ((128, 3e-4), (128, 1e-3), (512, 1e-3))  # batch, learning rate
 MINUTES = 6.0
 
 
-def network(model: str, quick: bool, candidate: Candidate) -> Row:
+@dataclass(frozen=True)
+class Network(skeleton.Unit):
+    """A candidate for the settings of dense or cnn."""
+
+    model: str
+    batch: int
+    learning_rate: float
+    epoch: int
+    warm_up: float | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Steps(skeleton.Unit):
+    """A candidate for those of runtime."""
+
+    model: str
+    batch: int
+    learning_rate: float
+
+
+def train(quick: bool, network: Network, folder: Path) -> list[Row]:
     """The last row of a candidate, in a process of its own."""
-    batch, rate, epochs, warm_up, seed = candidate
-    base = (classification.QUICK if quick else classification.CONFIGS)[model]
-    config = replace(base, batch_size=batch, learning_rate=rate, epochs=epochs, warm_up=warm_up, every=epochs)
-    digits = mnist.load(flat=model == "dense", n_train=config.n_train, n_test=config.n_test, validation=True)
-    unit = Unit(model, "bbalpha", 0.5, "per_example", 10, seed)
-    with tempfile.TemporaryDirectory() as folder, mnist.threads(1):
-        row = classification.run(unit, config, digits, Path(folder))[-1]
-    return row | {"learning_rate": rate, "batch": batch, "warm_up": warm_up}
+    base = (classification.QUICK if quick else classification.CONFIGS)[network.model]
+    config = replace(
+        base, batch_size=network.batch, learning_rate=network.learning_rate, epochs=network.epoch,
+        warm_up=network.warm_up, every=network.epoch,
+    )  # fmt: skip
+    digits = mnist.load(flat=network.model == "dense", n_train=config.n_train, n_test=config.n_test, validation=True)
+    unit = Unit(network.model, "bbalpha", 0.5, "per_example", 10, network.seed)
+    with skeleton.threads(1):
+        row = classification.run(unit, config, digits, folder)[-1]
+    return [row | {"learning_rate": network.learning_rate, "batch": network.batch, "warm_up": network.warm_up}]
 
 
-def networks(model: str, quick: bool, jobs: int, kept: Ledger) -> None:
-    wanted = ((128, 1e-3, 2, None, 0),) if quick else NETWORKS[model]
-    names = ("batch", "learning_rate", "epoch", "warm_up", "seed")
-    missing = [c for c in wanted if not kept.has(model=model, **dict(zip(names, c, strict=True)))]
-    rows = mnist.side_by_side(partial(network, model, quick), jobs, missing)
-    for row in tqdm(rows, total=len(missing), unit="net", desc=model, disable=None):
-        kept.add([row], seconds=row["seconds"])
-
-
-def steps(batch: int, rate: float, quick: bool, kept: Ledger) -> None:
+def step(quick: bool, steps: Steps, _: Path) -> list[Row]:
     base = runtime.QUICK if quick else runtime.Config()
-    config = replace(base, learning_rate=rate, batch_size=batch, threads=1)
-    if kept.has(model="runtime", learning_rate=rate, batch=batch):
-        return
+    config = replace(base, learning_rate=steps.learning_rate, batch_size=steps.batch, threads=1)
     digits = mnist.load(flat=True, n_train=config.n_train, n_test=config.n_test, validation=True)
-    with tempfile.TemporaryDirectory() as folder, mnist.threads(config.threads):
+    with tempfile.TemporaryDirectory() as folder, skeleton.threads(config.threads):
         made = Ledger(Path(folder) / "rows.json", command="", seed=0)
         runtime.run([("shared", 10)], [0.5 if quick else 60 * MINUTES], config, digits, made, Path(folder))
-    row = made.rows[-1] | {"model": "runtime", "learning_rate": rate}
-    kept.add([row], seconds=row["seconds"])
+    return [made.rows[-1] | {"model": steps.model, "learning_rate": steps.learning_rate}]
 
 
 def main() -> None:
@@ -87,13 +94,17 @@ def main() -> None:
     unknown = set(options.parts.split(",")) - {*NETWORKS, "runtime"}
     if unknown:
         parser.error(f"--parts must be some of dense, cnn, runtime; got {', '.join(sorted(unknown))}.")
-    kept = mnist.ledger(options.out, "python benchmarks/choose_mnist.py", quick=options.quick, seed=0)
+    quick, command = options.quick, "python benchmarks/choose_mnist.py"
+    kept = skeleton.open_ledger(options.out, command=command, quick=quick, seed=0)
+    state = options.out.parent / ".state" / options.out.stem
     for part in options.parts.split(","):
-        if part != "runtime":
-            networks(part, options.quick, options.jobs, kept)
-            continue
-        for batch, rate in STEPS[: 1 if options.quick else None]:
-            steps(batch, rate, options.quick, kept)
+        if part == "runtime":  # one at a time: time is what is measured
+            found = [Steps(part, *candidate) for candidate in STEPS[: 1 if quick else None]]
+            skeleton.run_units(kept, found, partial(step, quick), state=state)
+        else:
+            tried = ((128, 1e-3, 2, None, 0),) if quick else NETWORKS[part]
+            networks = [Network(part, *candidate) for candidate in tried]
+            skeleton.run_units(kept, networks, partial(train, quick), state=state, jobs=options.jobs)
     for row in kept.rows:
         print({k: row[k] for k in ("model", "learning_rate", "batch", "epoch", "accuracy", "total_log_likelihood")})
 

@@ -8,21 +8,26 @@ and without the warm-up of the learning rate, all else as in `bbalpha reproduce 
 """
 
 import argparse
-import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
-from bbalpha.experiments import classification, mnist
+from bbalpha.experiments import classification, mnist, skeleton
 from bbalpha.experiments.classification import Config
-from bbalpha.experiments.mnist import Digits, Row
+from bbalpha.experiments.mnist import Digits
+from bbalpha.experiments.results import Row
 from bbalpha.objectives import CrossEntropy
 from bbalpha.training import fit
 
 LAYERS = ("first convolution", "second convolution", "dense layer")
+
+
+@dataclass(frozen=True)
+class Network(skeleton.Unit):
+    warm_up: float | None
+    seed: int
 
 
 def first_epoch(config: Config, digits: Digits, seed: int) -> nn.Sequential:
@@ -62,14 +67,15 @@ def main() -> None:
     options = parser.parse_args()
     base = classification.CONFIGS["cnn"]
     digits = mnist.load(flat=False, n_train=5_000 if options.quick else None)
-    kept = mnist.ledger(options.out, "python benchmarks/dead_units.py", quick=options.quick, seed=0)
-    wanted = [(warm_up, seed) for seed in range(1 if options.quick else 3) for warm_up in (None, base.warm_up)]
-    for warm_up, seed in tqdm(wanted, unit="net", disable=None):
-        if not kept.has(warm_up=warm_up, seed=seed):
-            start = time.perf_counter()
-            with mnist.threads(1):
-                rows = rows_of(replace(base, warm_up=warm_up), digits, seed)
-            kept.add(rows, seconds=time.perf_counter() - start)
+    command = "python benchmarks/dead_units.py"
+    kept = skeleton.open_ledger(options.out, command=command, quick=options.quick, seed=0)
+    networks = [Network(warm_up, seed) for seed in range(1 if options.quick else 3) for warm_up in (None, base.warm_up)]
+
+    def work(network: Network, _: Path) -> list[Row]:
+        with skeleton.threads(1):
+            return rows_of(replace(base, warm_up=network.warm_up), digits, network.seed)
+
+    skeleton.run_units(kept, networks, work, state=options.out.parent / ".state" / "dead_units")
     for row in kept.rows:
         print(row)
 

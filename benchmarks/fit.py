@@ -8,7 +8,6 @@ MLPRegressor of the same size, batch and epochs. One thread; ways are interleave
 """
 
 import argparse
-import json
 import sys
 import time
 import warnings
@@ -17,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import sklearn
 import torch
 from sklearn.neural_network import MLPRegressor
 
-from bbalpha.checkpoint import versions
 from bbalpha.estimators import BBAlphaRegressor
+from bbalpha.experiments import results
 from bbalpha.networks import mlp
 from bbalpha.objectives import GaussianNLL
 from bbalpha.training import fit
@@ -133,15 +131,8 @@ def main() -> None:
     rows = run(config)
     for row in rows:
         print(f"{row['work']:32} {row['way']:18} {row['seconds']:8.3f} s  ratio {row['ratio']:.3f}")
-    result = {
-        "command": "python " + " ".join(["benchmarks/fit.py", *sys.argv[1:]]),
-        "versions": versions() | {"scikit-learn": sklearn.__version__},
-        "seed": config.seed,
-        "seconds": time.time() - start,
-        "rows": rows,
-    }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    command = "python " + " ".join(["benchmarks/fit.py", *sys.argv[1:]])
+    results.write(arguments.output, command=command, seed=config.seed, seconds=time.time() - start, rows=rows)
 
 
 if __name__ == "__main__":

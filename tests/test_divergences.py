@@ -338,7 +338,7 @@ def test_one_weight_well_specified():
 
 def test_the_tables_of_the_method_page_come_from_its_json():
     docs = Path(__file__).parents[1] / "docs"
-    spec = spec_from_file_location("make_method_figures", docs / "make_method_figures.py")
+    spec = spec_from_file_location("figures_method", docs / "figures_method.py")
     script = module_from_spec(spec)
     spec.loader.exec_module(script)
     rows = json.loads((docs / "figures" / "method.json").read_text())["rows"]

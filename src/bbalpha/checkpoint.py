@@ -20,7 +20,8 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -298,7 +299,7 @@ def read_folder(path: str | os.PathLike[str]) -> Folder:
         raise CorruptModelError(f"{str(path)!r} is not of the form that bbalpha writes: {error!r}.") from error
     raise ValueError(
         f"{str(path)!r} has format {form!r} and this bbalpha reads format {FORMAT}. "
-        f"It was written by bbalpha {wrote.get('bbalpha')}; use that version."
+        f"It was written by bbalpha {wrote.get('bbalpha', 'unknown')}; use that version."
     )
 
 
@@ -324,14 +325,12 @@ def _check_replaceable(target: Path) -> None:
         )
 
 
-def versions() -> dict[str, str]:
-    """The versions of what computes here: bbalpha, torch, numpy, safetensors."""
+def versions(packages: Iterable[str] = ("bbalpha", "torch", "numpy", "safetensors")) -> dict[str, str]:
+    """The versions of those packages that are installed; of a source tree that is not, there is none."""
     found = {}
-    for name in ("bbalpha", "torch", "numpy", "safetensors"):
-        try:
+    for name in packages:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:  # run from a source tree that was not installed
-            found[name] = "unknown"
     return found
 
 

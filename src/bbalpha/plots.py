@@ -21,6 +21,7 @@ from bbalpha.predictive import RegressionPrediction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _COLOURS = ("#0072B2", "#D55E00", "#000000", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2)))
@@ -227,6 +228,24 @@ def method_scores(
     return ax
 
 
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of so many inches."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("Figures need matplotlib: pip install 'bbalpha[plots]'.") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def line(i: int, *, dash: int | None = None) -> dict[str, Any]:
+    """Colour and dash of the i-th line of a figure, for `ax.plot`; with the dash of another if `dash` is its number.
+
+    >>> line(0)["color"], line(7) == line(0), line(0, dash=1)["linestyle"]
+    ('#0072B2', True, '--')
+    """
+    return {"color": _COLOURS[i % 7], "linestyle": _DASHES[(i if dash is None else dash) % 7]}
+
+
 # ------------------------------------------------------------------------------ helpers
 
 
@@ -256,7 +275,7 @@ def _cut_the_highest(ax: "Axes", ends: Sequence[tuple[float, float]]) -> None:
 
 
 def _style(i: int) -> dict[str, Any]:
-    return {"color": _COLOURS[i % 7], "linestyle": _DASHES[i % 7], "linewidth": 1.8}
+    return line(i) | {"linewidth": 1.8}
 
 
 def _numbers(t: Tensor) -> "np.ndarray[Any, np.dtype[np.float64]]":

@@ -9,7 +9,8 @@ import torch
 from bbalpha.attacks import fgsm, iterative_fgsm
 from bbalpha.experiments import adversarial, results
 from bbalpha.experiments import adversarial_figures as figures
-from bbalpha.experiments.adversarial_victims import QUICK, Digits, Victim, seeded, trained
+from bbalpha.experiments.adversarial_victims import QUICK, Victim, load_digits, seeded, trained
+from bbalpha.experiments.mnist import Digits
 from bbalpha.prediction import predict_classification
 
 TINY = replace(
@@ -32,7 +33,7 @@ def digits():
         return x.flatten(1), y
 
     (x, y), (held, y_held), (test, y_test) = some(300), some(100), some(60)
-    return Digits(x, y, held, y_held, test, y_test)
+    return Digits(x, y, test, y_test, x_held_out=held, y_held_out=y_held)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +162,7 @@ def test_zeros_are_not_walked_towards_zero(victims, tmp_path):
 @pytest.fixture
 def small_run(digits, tmp_path, monkeypatch):
     """The whole experiment on blobs, into a folder of that name, without its figures."""
-    monkeypatch.setattr(Digits, "load", classmethod(lambda cls, config: digits))
+    monkeypatch.setattr(adversarial, "load_digits", lambda config: digits)
     monkeypatch.setattr(figures, "draw", lambda folder, to: [])
     return lambda folder, alphas=(0.5,), config=TINY: adversarial.run(config, alphas, tmp_path / folder)
 
@@ -222,7 +223,7 @@ def test_networks_can_be_run_one_by_one(small_run, tmp_path):
 
 def test_results_of_another_network_are_refused(small_run):
     small_run("a", ())
-    with pytest.raises(ValueError, match="`out` must hold results of other"):
+    with pytest.raises(ValueError, match=r"results of model other; .* has model tiny: delete it"):
         small_run("a", (), replace(TINY, model="other"))
     with pytest.raises(ValueError, match="`alphas` must be finite numbers; got nan"):
         small_run("b", (0.5, float("nan")))
@@ -288,12 +289,12 @@ def test_no_results_are_no_file(tmp_path):
 
 def test_digits_of_the_detector_are_not_trained_on(data_dir):
     config = replace(QUICK, n_train=59_000, n_held_out=1_000)
-    digits = Digits.load(config)
+    digits = load_digits(config)
     assert digits.x.shape == (59_000, 784)
     assert (digits.x.min(), digits.x_test.max()) == (0, 1)
     every = torch.cat((digits.y, digits.y_held_out)).bincount()
     assert every.tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # all of MNIST, once
-    assert torch.equal(Digits.load(replace(config, n_train=5)).x_held_out, digits.x_held_out)
+    assert torch.equal(load_digits(replace(config, n_train=5)).x_held_out, digits.x_held_out)
 
 
 def test_the_command_runs_small(data_dir, tmp_path, monkeypatch, capsys):

@@ -64,15 +64,6 @@ def test_large_sets_get_a_wider_layer():
     assert data.hidden == 100
 
 
-def test_a_missing_package_names_the_extra(monkeypatch):
-    def missing(name):
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    monkeypatch.setattr(baselines, "import_module", missing)
-    with pytest.raises(ModuleNotFoundError, match=r"need gpytorch; .*pip install 'bbalpha\[baselines\]'"):
-        baselines.extra("gpytorch.kernels")
-
-
 # ------------------------------------------------------------------------------ the GP
 
 

@@ -106,7 +106,7 @@ def test_a_run_that_was_cut_off_gives_the_same_rows(small, tmp_path, monkeypatch
     assert len(whole["rows"]) == 4 * TINY.epochs
     assert len(calls) == 4 * TINY.epochs + 3  # one epoch was repeated after every cut, no more
     assert {method for method, _ in calls} == {"bbalpha", "mc-dropout", "nn"}
-    assert [list(folder.iterdir()) for folder in (tmp_path / "cut/.state").iterdir()] == [[]]
+    assert not (tmp_path / "cut/.state").exists()
     assert str(tmp_path / "cut/classification/dense.png") in text
     assert "alpha = 0.5, shared masks" in text
 

@@ -1,7 +1,6 @@
 import importlib.util
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -96,41 +95,6 @@ def test_a_trainer_counts_steps_alone_and_goes_on_where_it_was(tmp_path):
     fresh = trainer()
     fresh.resume(tmp_path / "nothing")
     assert fresh.n_steps == 0
-
-
-def test_quick_and_whole_results_are_kept_apart(tmp_path):
-    path = tmp_path / "x.json"
-    mnist.ledger(path, "make x", quick=True, seed=0).add([{"a": 1}], seconds=1)
-    assert results.read(path)["command"] == "make x --quick"
-    assert mnist.ledger(path, "make x", quick=True, seed=0).rows == [{"a": 1}]
-    with pytest.raises(ValueError, match="a quick run where a whole run is to go"):
-        mnist.ledger(path, "make x", quick=False, seed=0)
-
-
-def test_threads_are_as_before():
-    before = torch.get_num_threads()
-
-    def fails():
-        with mnist.threads(before + 1):
-            raise KeyError(torch.get_num_threads())
-
-    with pytest.raises(KeyError, match=str(before + 1)):
-        fails()
-    assert torch.get_num_threads() == before
-
-
-def slow_mkdir(path):
-    path.mkdir()
-    time.sleep(0.2)
-    return path.name
-
-
-def test_work_is_done_side_by_side_and_ends_with_the_first_failure(tmp_path):
-    names = [f"{i}" for i in range(4)]
-    assert list(mnist.side_by_side(slow_mkdir, 2, [tmp_path / name for name in names])) == names
-    with pytest.raises(FileExistsError):
-        list(mnist.side_by_side(slow_mkdir, 1, [tmp_path / "0", *(tmp_path / f"new{i}" for i in range(10))]))
-    assert len(list(tmp_path.glob("new*"))) < 5  # what was on its way
 
 
 def test_curves_are_drawn_with_their_errors():

@@ -11,22 +11,22 @@ from bbalpha.cli import app
 from bbalpha.data import UCIData
 from bbalpha.experiments import regression
 from bbalpha.experiments.results import read
-from bbalpha.experiments.search import Choice, Plan
+from bbalpha.experiments.search import Choice, Config
 
 NETS = ("bbalpha", "mc-dropout", "ensemble", "bbalpha-het", "bbalpha-ens", "bbalpha-2x", "bbalpha-cv")
 
 
 @pytest.fixture
 def toy(monkeypatch):
-    """A small data set by the name of every one, a plan of few steps, a search unit for every split."""
+    """A small data set by the name of every one, a config of few steps, a search unit for every split."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 2))
     y = 3 + X[:, 0] + 0.1 * rng.normal(size=60)
     orders = [rng.permutation(60) for _ in range(3)]
     data = {"now": UCIData("yacht", X, y, tuple((o[:50], o[50:]) for o in orders))}
-    plan = Plan((8,), 16, (Choice(13 / 256, 0.0, 0.3, 4), Choice(26 / 256, 13 / 256, 1.0, 2)), 1, 2, n_together=1)
+    config = Config((8,), 16, (Choice(13 / 256, 0.0, 0.3, 4), Choice(26 / 256, 13 / 256, 1.0, 2)), 1, 2, n_together=1)
     monkeypatch.setattr(regression, "load_uci", lambda name: data["now"])
-    monkeypatch.setattr(regression, "plan_for", lambda *_, **__: plan)
+    monkeypatch.setattr(regression, "config_for", lambda *_, **__: config)
     return data
 
 
@@ -115,6 +115,21 @@ def test_rates_survive_being_rounded_in_a_row(toy, tmp_path):
     again = [r for r in rows(tmp_path) if r["method"] == "bbalpha-het"]
     run(tmp_path / "whole", methods=["bbalpha", "bbalpha-het"])
     assert again == [r for r in rows(tmp_path / "whole") if r["method"] == "bbalpha-het"]
+
+
+def test_a_variant_whose_alpha_was_not_asked_for_has_a_search_of_its_own(toy, tmp_path):
+    run(tmp_path, alphas=[0.0], methods=["bbalpha", "bbalpha-het"])
+    found = [(r["method"], r["alpha"], r["split"]) for r in rows(tmp_path)]
+    assert found == [("bbalpha", 0.0, 0), ("bbalpha", 0.0, 1), ("bbalpha-het", 0.5, 0), ("bbalpha-het", 0.5, 1)]
+
+
+def test_settings_are_in_the_head_and_others_are_refused(toy, tmp_path, monkeypatch):
+    run(tmp_path, methods=["bbalpha"], splits=1)
+    assert read(tmp_path / "regression" / "yacht.json")["settings"]["candidates"][0] == [13 / 256, 0.0, 0.3, 4, 0.01]
+    other = Config((9,), 16, (Choice(13 / 256, 0.0, 0.3, 4),), 1, 2)
+    monkeypatch.setattr(regression, "config_for", lambda *_, **__: other)
+    with pytest.raises(ValueError, match=r"results of hidden \[9\], .* has hidden \[8\]"):
+        run(tmp_path, methods=["bbalpha"])
 
 
 def test_more_splits_are_added(toy, tmp_path):

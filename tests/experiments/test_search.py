@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bbalpha.experiments import search as search_module
-from bbalpha.experiments.search import HUGE, LARGE, SMALL, Choice, Plan, plain, plan_for, search, validation_fold
+from bbalpha.experiments.search import HUGE, LARGE, SMALL, Choice, Config, config_for, plain, search, validation_fold
 
 
 def table(n=90):
@@ -15,7 +15,7 @@ def table(n=90):
 
 
 CHOICES = (Choice(5 / 256, 0.0, 0.3, 1), Choice(5 / 256, 0.0, 0.3, 30), Choice(0.5, 0.5, 0.3, 30))
-PLAN = Plan((20,), 16, CHOICES, n_folds=2, n_passes=3, n_validation_passes=20)
+CONFIG = Config((20,), 16, CHOICES, n_folds=2, n_passes=3, n_validation_passes=20)
 
 
 def test_folds_are_parts_of_the_training_part():
@@ -31,7 +31,7 @@ def test_folds_are_parts_of_the_training_part():
 
 def test_the_best_candidate_is_chosen_for_every_part_and_alpha():
     x, y = table()
-    found = search(x, y, [range(60), range(20, 80)], PLAN, alphas=(0.0, 0.5), seeds=[0, 1])
+    found = search(x, y, [range(60), range(20, 80)], CONFIG, alphas=(0.0, 0.5), seeds=[0, 1])
     assert list(found) == [(0, 0.0), (0, 0.5), (1, 0.0), (1, 0.5)]
     for choice in found.values():
         assert dataclasses.replace(choice, validation_nll=math.nan).row() == pytest.approx(
@@ -42,15 +42,15 @@ def test_the_best_candidate_is_chosen_for_every_part_and_alpha():
 
 def test_rows_outside_the_training_part_are_not_looked_at():
     x, y = table()
-    first = search(x, y, [range(60)], PLAN, alphas=(0.5, 1.0), seeds=[0])
+    first = search(x, y, [range(60)], CONFIG, alphas=(0.5, 1.0), seeds=[0])
     y[60:], x[60:] = math.nan, math.nan
-    assert search(x, y, [range(60)], PLAN, alphas=(0.5, 1.0), seeds=[0]) == first
+    assert search(x, y, [range(60)], CONFIG, alphas=(0.5, 1.0), seeds=[0]) == first
 
 
 def test_other_alphas_do_not_change_what_one_finds():
     x, y = table()
-    both = search(x, y, [range(60)], PLAN, alphas=(0.0, 1.0), seeds=[0])
-    alone = search(x, y, [range(60)], PLAN, alphas=(1.0,), seeds=[0])
+    both = search(x, y, [range(60)], CONFIG, alphas=(0.0, 1.0), seeds=[0])
+    alone = search(x, y, [range(60)], CONFIG, alphas=(1.0,), seeds=[0])
     assert alone[0, 1.0].validation_nll == pytest.approx(both[0, 1.0].validation_nll, abs=0.01)
 
 
@@ -64,7 +64,7 @@ def test_a_candidate_that_went_astray_is_not_chosen(monkeypatch):
         return population
 
     monkeypatch.setattr(search_module, "fit_population", astray)
-    assert search(x, y, [range(60)], PLAN, alphas=(0.5,), seeds=[0])[0, 0.5].epochs == 1
+    assert search(x, y, [range(60)], CONFIG, alphas=(0.5,), seeds=[0])[0, 0.5].epochs == 1
 
 
 @pytest.mark.parametrize(
@@ -72,15 +72,15 @@ def test_a_candidate_that_went_astray_is_not_chosen(monkeypatch):
     [(455, "boston", 50, SMALL), (7373, "kin8nm", 50, LARGE), (41157, "protein", 100, HUGE)],
 )
 def test_plans(n, name, hidden, grid):
-    plan = plan_for(n, name)
-    assert plan.hidden == (hidden,)
-    assert plan.n_passes == 10
-    assert plan.n_test_passes >= 100
-    steps = [c.epochs * -(-n // plan.batch_size) for c in plan.candidates]
+    config = config_for(n, name)
+    assert config.hidden == (hidden,)
+    assert config.n_passes == 10
+    assert config.n_test_passes >= 100
+    steps = [c.epochs * -(-n // config.batch_size) for c in config.candidates]
     assert steps == pytest.approx([g[3] for g in grid], rel=0.1)
-    assert all(c.dropout * 256 % 1 == 0 and c.input_dropout * 256 % 1 == 0 for c in plan.candidates)
-    bare = plain(plan)
+    assert all(c.dropout * 256 % 1 == 0 and c.input_dropout * 256 % 1 == 0 for c in config.candidates)
+    bare = plain(config)
     assert {(c.length_scale, c.epochs) for c in bare.candidates} == {
-        (c.length_scale, c.epochs) for c in plan.candidates
+        (c.length_scale, c.epochs) for c in config.candidates
     }
     assert all(c.dropout == c.input_dropout == 0 for c in bare.candidates)

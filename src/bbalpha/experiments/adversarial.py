@@ -16,24 +16,24 @@ files of their own and can run side by side: first `--alphas ""` (the plain one)
 """
 
 import math
-import shutil
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from bbalpha._engine.planning import Masks
 from bbalpha.attacks import fgsm, iterative_fgsm
 from bbalpha.checkpoint import newest_state, write_state
 from bbalpha.experiments import adversarial_figures as figures
-from bbalpha.experiments.adversarial_victims import QUICK, Config, Digits, Victim, seeded, trained
-from bbalpha.experiments.results import Ledger
+from bbalpha.experiments import skeleton
+from bbalpha.experiments.adversarial_victims import QUICK, Config, Victim, load_digits, seeded, trained
+from bbalpha.experiments.mnist import Digits
+from bbalpha.experiments.results import Row
 
 Array = np.ndarray[Any, Any]
 _BATCH = 500  # rows at a time, which share masks on a walk
@@ -47,8 +47,8 @@ def reproduce(*, alphas: Sequence[float], quick: bool, out: Path) -> str:
         quick: A small network, few digits and few steps.
         out: Folder of results; states of an unfinished run are in its folder .state.
     """
-    torch.set_num_threads(1)  # two processes are faster than two threads
-    return run(QUICK if quick else Config(), alphas, Path(out))
+    with skeleton.threads(1):  # two processes are faster than two threads
+        return run(QUICK if quick else Config(), alphas, Path(out))
 
 
 def run(config: Config, alphas: Sequence[float], out: Path) -> str:
@@ -56,7 +56,7 @@ def run(config: Config, alphas: Sequence[float], out: Path) -> str:
     bad = [alpha for alpha in alphas if not math.isfinite(alpha)]
     if bad:
         raise ValueError(f"`alphas` must be finite numbers; got {bad[0]}.")
-    study = Study(config, Digits.load(config), out)
+    study = Study(config, load_digits(config), out)
     for alpha in (None, *alphas):
         study.attack(alpha)
     if alphas:  # the plain network alone is a first step: the others need it
@@ -76,7 +76,7 @@ def name(alpha: float | None) -> str:
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(skeleton.Unit):
     """A point of a curve: what its row in the results begins with."""
 
     attack: str
@@ -116,51 +116,49 @@ class Study:
     """
 
     def __init__(self, config: Config, digits: Digits, out: Path) -> None:
-        self.config, self.digits, self.out = config, digits, out
-        self.state = out / ".state" / "adversarial" / config.model
+        self.config, self.digits, self.folder = config, digits, out / "adversarial"
         self.victims: dict[float | None, Victim] = {}
 
     def attack(self, alpha: float | None) -> None:
         """Put all rows of a network into its file, and its example images beside it."""
-        c = self.config
-        command = "bbalpha reproduce adversarial" + (" --quick" if c == QUICK else "")
-        ledger = Ledger(self.out / "adversarial" / f"{name(alpha)}.json", command=command, seed=c.seed)
+        c, state, path = self.config, self.state(alpha), self.folder / f"{name(alpha)}.json"
+        kept = skeleton.open_ledger(
+            path, command="bbalpha reproduce adversarial", quick=c == QUICK, seed=c.seed, settings=asdict(c)
+        )
         facts = {"model": c.model, "method": "nn" if alpha is None else "bbalpha", "alpha": alpha}
-        if ledger.rows and not ledger.has(**facts):
-            raise ValueError(f"`out` must hold results of {c.model}; {ledger.path} has others: give another folder.")
-        todo = [case for case in cases(c, plain=alpha is None) if not ledger.has(**asdict(case))]
-        images = ledger.path.with_suffix(".npz")
-        if not todo and images.exists():
-            return
-        start = time.perf_counter()
-        attacks = Attacks(self.victim(alpha), self.state / name(alpha), None if alpha is None else self.victim(None))
-        ledger.add([], seconds=time.perf_counter() - start)  # of training
-        with tqdm(todo, desc=name(alpha), unit="point") as bar:
-            for case in bar:
-                bar.set_postfix_str(f"{case.attack}, {case.attacker}, step {case.step:g}")
-                start = time.perf_counter()
-                row = facts | asdict(case) | attacks.scores(case)
-                ledger.add([row], seconds=time.perf_counter() - start)
-        _save_arrays(images, attacks.examples())
+
+        @cache  # trained when the first row is wanted
+        def attacks() -> Attacks:
+            return Attacks(self.victim(alpha), state, None if alpha is None else self.victim(None))
+
+        def work(case: Case, _: Path) -> list[Row]:
+            return [facts | asdict(case) | attacks().scores(case)]
+
+        skeleton.run_units(kept, list(cases(c, plain=alpha is None)), work, state=state)
+        images = path.with_suffix(".npz")
+        if not images.exists():
+            _save_arrays(images, attacks().examples())
+
+    def state(self, alpha: float | None) -> Path:
+        """The folder of what is unfinished of a network."""
+        return skeleton.state_folder(self.folder / f"{name(alpha)}.json", settings=asdict(self.config))
 
     def victim(self, alpha: float | None) -> Victim:
         """The network of `alpha`, trained at the first call."""
         if alpha not in self.victims:
-            net = trained(self.config, alpha, self.digits, self.state / name(alpha))
+            net = trained(self.config, alpha, self.digits, self.state(alpha))
             self.victims[alpha] = Victim(net, self.config, self.digits, plain=alpha is None)
         return self.victims[alpha]
 
     def tidy(self) -> None:
         """Remove the states of networks that are done; the plain one's as long as no other needs it."""
-        done = {path.stem for path in (self.out / "adversarial").glob("*.npz")}
-        for folder in self.state.glob("bbalpha-*"):
-            if folder.name in done:
-                shutil.rmtree(folder)
-        if not any(self.state.glob("bbalpha-*")):
-            shutil.rmtree(self.state, ignore_errors=True)
-            for folder in (self.state.parent, self.state.parent.parent):
-                if folder.is_dir() and not any(folder.iterdir()):
-                    folder.rmdir()
+        done = {path.stem for path in self.folder.glob("*.npz")}
+        plain = self.state(None)
+        for state in plain.parent.glob("bbalpha-*"):
+            if state.name in done:
+                skeleton.forget(state)
+        if not any(plain.parent.glob("bbalpha-*")):
+            skeleton.forget(plain)
 
 
 class Attacks:
@@ -179,7 +177,7 @@ class Attacks:
         self.all = torch.arange(len(self.digits.x_test))
         self.few = self.all[: self.config.n_few]
 
-    def scores(self, case: Case) -> dict[str, object]:
+    def scores(self, case: Case) -> Row:
         """The rest of the row that `case` begins."""
         word = " ".join(str(part) for part in asdict(case).values())
         fixed = case.attacker == "fixed"

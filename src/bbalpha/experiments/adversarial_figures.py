@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bbalpha import plots
 from bbalpha.experiments import results
 
 if TYPE_CHECKING:
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
-_COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")  # Okabe and Ito
-_DASHES = (":", "-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
+_LINES = (2, 0, 1, 3, 4, 5)  # the plain network is black
 
 
 @dataclass(frozen=True)
@@ -218,11 +218,7 @@ def _detection(nets: Mapping[str, Sequence[Row]]) -> "Figure":
 
 
 def _panels(n: int) -> "tuple[Figure, Sequence[Axes]]":
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("Figures need matplotlib: pip install 'bbalpha[plots]'.") from error
-    figure = Figure(figsize=(4.4 * n, 3.6), layout="constrained")
+    figure = plots.new_figure(4.4 * n, 3.6)
     axes: Sequence[Axes] = figure.subplots(1, n)
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
@@ -242,21 +238,20 @@ def _lines(
     for i, (label, rows) in enumerate(nets.items()):
         found = points(rows)
         at, values = np.array(list(found)), np.array([row[key] for row in found.values()], dtype=float)
-        ax.plot(at, values, color=_COLOURS[i % 6], linestyle=_DASHES[i % 6], linewidth=1.8, label=label)
+        style = plots.line(_LINES[i % 6])
+        ax.plot(at, values, **style, linewidth=1.8, label=label)
         if key == "entropy":
             error = np.array([row["entropy_stderr"] for row in found.values()], dtype=float)
-            ax.fill_between(at, values - error, values + error, color=_COLOURS[i % 6], alpha=0.25, linewidth=0)
+            ax.fill_between(at, values - error, values + error, color=style["color"], alpha=0.25, linewidth=0)
     ax.set_ylabel(ylabel)
     ax.set_ylim(bottom=0)
 
 
 def _strips(examples: Mapping[str, Mapping[str, Any]], attack: str, column: str) -> "Figure":
     """Digits under attack: a row for every digit and network, a column for every step; predicted class and entropy."""
-    from matplotlib.figure import Figure
-
     first = next(iter(examples.values()))
     steps, n_digits = first[f"{attack}_steps"], first[f"{attack}_images"].shape[1]
-    figure = Figure(figsize=(1.05 * len(steps) + 1.1, 1.2 * n_digits * len(examples) + 0.2), layout="constrained")
+    figure = plots.new_figure(1.05 * len(steps) + 1.1, 1.2 * n_digits * len(examples) + 0.2)
     axes = figure.subplots(n_digits * len(examples), len(steps), squeeze=False)
     for d in range(n_digits):
         for i, (label, found) in enumerate(examples.items()):

@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from bbalpha import checkpoint, metrics
-from bbalpha.data.sets import load_mnist
 from bbalpha.detection import Detector
+from bbalpha.experiments import mnist
+from bbalpha.experiments.mnist import Digits
 from bbalpha.networks import mlp
 from bbalpha.objectives import CrossEntropy
 from bbalpha.prediction import predict_classification
@@ -79,29 +80,12 @@ QUICK = Config(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class Digits:
-    """MNIST in [0, 1]: digits to train on, others for the detector, and test digits."""
-
-    x: Tensor  # (N, 784)
-    y: Tensor  # (N,)
-    x_held_out: Tensor
-    y_held_out: Tensor
-    x_test: Tensor
-    y_test: Tensor
-
-    @classmethod
-    def load(cls, config: Config) -> "Digits":
-        """As many as `config` asks for; which training digits are held out is drawn with its seed."""
-        train, test = load_mnist("train"), load_mnist("test")
-        order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(config.seed))
-        used = order[: config.n_held_out + config.n_train]
-        x = torch.from_numpy(train.images)[used].flatten(1).float() / 255
-        y = torch.from_numpy(train.labels)[used]
-        x_test = torch.from_numpy(test.images[: config.n_test]).flatten(1).float() / 255
-        y_test = torch.from_numpy(test.labels[: config.n_test])
-        n = config.n_held_out
-        return cls(x[n:], y[n:], x[:n], y[:n], x_test, y_test)
+def load_digits(config: Config) -> Digits:
+    """As many as `config` asks for; which training digits are held out, for the detector, is drawn with its seed."""
+    whole = mnist.load(flat=True, n_test=config.n_test, letters=False)
+    order = torch.randperm(len(whole.x), generator=torch.Generator().manual_seed(config.seed))
+    held, used = order[: config.n_held_out], order[config.n_held_out :][: config.n_train]
+    return replace(whole, x=whole.x[used], y=whole.y[used], x_held_out=whole.x[held], y_held_out=whole.y[held])
 
 
 def trained(config: Config, alpha: float | None, digits: Digits, folder: Path) -> nn.Module:

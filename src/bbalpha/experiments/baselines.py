@@ -7,14 +7,13 @@ code that scores everybody else (`scoring.scores`), in units of y. Settings depe
 were found by a few trials on held-out training rows of the first split (published splits overlap: these rows are test
 rows of other splits).
 
-HMC lives in `baselines_hmc`. All need the extra: pip install 'bbalpha[baselines]'.
+HMC lives in `hmc.py`. All need the extra: pip install 'bbalpha[baselines]'.
 """
 
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from bbalpha.experiments.extras import extra
+from bbalpha.experiments.hmc import Settings, sample_posterior
 from bbalpha.experiments.scoring import scores
 from bbalpha.layers import GaussianLinear
 from bbalpha.objectives import GaussianNLL
@@ -213,8 +214,6 @@ def hmc(
     (split R-hat, median over rows) and rhat_worst. R-hat of weights would say nothing: hidden units can change places
     without a change of the function, and two chains that agree on all predictions differ in every weight.
     """
-    from bbalpha.experiments.baselines_hmc import Settings, sample_posterior
-
     data = Standardised.of(x_train, y_train, x_test, y_test)
     settings = Settings(hidden=data.hidden)
     if quick:
@@ -228,17 +227,6 @@ METHODS: dict[str, Method] = {"hmc": hmc, "gp": gp, "vi-g": vi_g, "gbm": gbm}
 
 
 # ------------------------------------------------------------------------------ helpers
-
-
-def extra(name: str) -> Any:
-    """The module `name` of a package that only the baselines need."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"the baselines need {name.split('.')[0]}; install it with pip install 'bbalpha[baselines]'.",
-            name=error.name,
-        ) from error
 
 
 def _log_prob(p: RegressionPrediction, target: Tensor) -> Tensor:

@@ -9,21 +9,20 @@ One network is one unit of work; --jobs of them are trained side by side. A run 
 are in the results file, the epochs of unfinished ones in `<out>/.state`.
 """
 
-import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import repeat
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
+from bbalpha import plots
 from bbalpha._engine.planning import Masks
-from bbalpha.experiments import mnist
-from bbalpha.experiments.mnist import NO_SCORES, NO_STRANGERS, Curve, Digits, Row, mean_error
-from bbalpha.experiments.results import Ledger
+from bbalpha.experiments import mnist, skeleton
+from bbalpha.experiments.mnist import NO_SCORES, NO_STRANGERS, Curve, Digits, mean_error
+from bbalpha.experiments.results import Ledger, Row
 from bbalpha.networks import cnn, mlp
 from bbalpha.objectives import CrossEntropy
 from bbalpha.prediction import predict_classification
@@ -73,7 +72,7 @@ QUICK = {
 
 
 @dataclass(frozen=True)
-class Unit:
+class Unit(skeleton.Unit):
     """One network.
 
     Attributes:
@@ -91,11 +90,6 @@ class Unit:
     masks: Masks | None
     n_passes: int
     seed: int
-
-    @property
-    def name(self) -> str:
-        """A name for a folder."""
-        return "-".join(str(part) for part in asdict(self).values())
 
     @property
     def label(self) -> str:
@@ -169,8 +163,12 @@ def reproduce(
         path = out / "classification" / f"{model}.json"
         config = (QUICK if quick else CONFIGS)[model]
         command = f"bbalpha reproduce classification --models {model}"
-        kept = mnist.ledger(path, command, quick=quick, seed=0, settings=asdict(config))
-        _run_missing(kept, units(model, alphas, 1 if quick else seeds), config, jobs, out)
+        settings = asdict(config)
+        kept = skeleton.open_ledger(path, command=command, quick=quick, seed=0, settings=settings)
+        skeleton.run_units(
+            kept, units(model, alphas, 1 if quick else seeds), partial(_train, config, progress=jobs == 1),
+            state=skeleton.state_folder(path, settings=settings), jobs=jobs,
+        )  # fmt: skip
         told.append(f"{path}\n{table(kept.rows)}")
         try:
             told.append(f"{figure(kept.rows, path.with_suffix('.png'))}\n")
@@ -218,36 +216,11 @@ class _Log:
         return predict_classification(self.net, x, n_passes=K, masks="shared", seed=self.unit.seed, progress=False)
 
 
-def _train(unit: Unit, config: Config, folder: Path, progress: bool = False) -> tuple[list[Row], float]:
-    """The rows of one network, and the seconds they took; in a process of its own, maybe."""
-    start = time.perf_counter()
+def _train(config: Config, unit: Unit, folder: Path, *, progress: bool) -> list[Row]:
+    """The rows of one network; in a process of its own, maybe."""
     digits = mnist.load(flat=unit.model == "dense", n_train=config.n_train, n_test=config.n_test)
-    with mnist.threads(1):  # small networks are faster so; train several side by side instead
-        rows = run(unit, config, digits, folder, progress=progress)
-    return rows, time.perf_counter() - start
-
-
-def _trained(
-    wanted: Sequence[Unit], config: Config, folders: Sequence[Path], jobs: int
-) -> Iterator[tuple[list[Row], float]]:
-    """What `_train` returns for each, in their order."""
-    if jobs == 1:
-        yield from (_train(unit, config, folder, progress=True) for unit, folder in zip(wanted, folders, strict=True))
-    else:
-        yield from mnist.side_by_side(_train, jobs, wanted, repeat(config), folders)
-
-
-def _run_missing(kept: Ledger, wanted: Sequence[Unit], config: Config, jobs: int, out: Path) -> None:
-    missing = [unit for unit in wanted if not kept.has(**asdict(unit))]
-    state = mnist.state(out, "classification", asdict(config))
-    folders = [state / unit.name for unit in missing]
-    with tqdm(total=len(missing), unit="net", disable=None) as bar:
-        done = _trained(missing, config, folders, jobs)
-        for unit, folder, (rows, seconds) in zip(missing, folders, done, strict=True):
-            kept.add(rows, seconds=seconds)
-            shutil.rmtree(folder)
-            bar.update()
-            bar.set_postfix_str(f"last: {unit.model}, {unit.label}, seed {unit.seed}")
+    with skeleton.threads(1):  # small networks are faster so; train several side by side instead
+        return run(unit, config, digits, folder, progress=progress)
 
 
 # ------------------------------------------------------------------------------ table and figure
@@ -294,11 +267,7 @@ def curves(rows: Sequence[Row], score: str, scale: float = 1.0) -> dict[str, Cur
 
 def figure(rows: Sequence[Row], path: Path) -> Path:
     """Test accuracy and log-likelihood over the epochs, as in the paper; the path of the picture."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("Figures need matplotlib: pip install 'bbalpha[plots]'.") from error
-    picture = Figure(figsize=(10, 4.6), layout="constrained")
+    picture = plots.new_figure(10, 4.6)
     panels = (("accuracy", 100.0, "test accuracy (%)"), ("total_log_likelihood", 1.0, "test log-likelihood (nats)"))
     for ax, (score, scale, ylabel) in zip(picture.subplots(1, 2), panels, strict=True):
         found = curves(rows, score, scale)

@@ -10,7 +10,7 @@ well inputs that were tampered with give themselves away.
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from bbalpha import metrics, plots
 from bbalpha.experiments import results
+from bbalpha.experiments.results import Row
 from bbalpha.networks import mlp
 from bbalpha.objectives import CrossEntropy, GaussianNLL
 from bbalpha.prediction import predict_classification, predict_regression
@@ -47,7 +48,6 @@ class Config:
     seed: int = 0
 
 
-Row = dict[str, Any]
 Example = dict[str, tuple[ClassificationPrediction, Tensor, Tensor]]  # prediction, target, entropies of strange inputs
 
 
@@ -202,9 +202,7 @@ def _cell(rows: list[Row], key: str, form: str, sign: int) -> str:
 
 def picture(example: Example, path: Path) -> Path:
     """Reliability, and the entropy of real and of tampered digits, for the plain network and each alpha."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 4.4), layout="constrained")
+    figure = plots.new_figure(13, 4.4)
     left, middle, right = figure.subplots(1, 3)
     plots.reliability_diagram(
         {k: metrics.reliability(p.probs, y, n_bins=8, adaptive=True) for k, (p, y, _) in example.items()}, ax=left
@@ -230,7 +228,10 @@ def main() -> None:
     start = time.perf_counter()
     rows, example = run(config)
     seconds = time.perf_counter() - start
-    data = results.write(options.out / "demo.json", command="make demo", seed=config.seed, seconds=seconds, rows=rows)
+    data = results.write(
+        options.out / "demo.json", command="make demo", seed=config.seed, seconds=seconds, rows=rows,
+        settings=asdict(config),
+    )  # fmt: skip
     image = picture(example, options.out / "demo.png")
     print(f"\n{table(rows)}\n\n{seconds:.0f} s. Numbers: {data}. Picture: {image}.")  # noqa: T201
 

@@ -5,36 +5,30 @@ trainer = Trainer(net, (digits.x, digits.y), passes=loop, objective=CrossEntropy
 trainer.step()                                                            # trainer.seconds counts steps alone
 """
 
-import hashlib
-import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bbalpha import data, metrics
+from bbalpha import data, metrics, plots
 from bbalpha._kernels import step_seed
 from bbalpha.checkpoint import newest_state, write_state
-from bbalpha.experiments import results
+from bbalpha.experiments.results import Row
 from bbalpha.predictive import ClassificationPrediction
 from bbalpha.training.feed import order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Row = dict[str, Any]
-_T = TypeVar("_T")
 WEIGHT_DECAY = 2e-6  # the authors' Keras l2(1e-6) on kernels: its gradient has a factor of 2
 N_HELD_OUT = 10_000  # the last rows of training, on which settings are chosen
+_NONE = torch.empty(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,17 +40,23 @@ class Digits:
         y: Their labels (N,).
         x_test: Test digits.
         y_test: Their labels.
-        strange: Letters, of notMNIST.
+        strange: Letters, of notMNIST; none where nobody asks for them.
+        x_held_out: Training digits that are not trained on; none likewise.
+        y_held_out: Their labels.
     """
 
     x: Tensor
     y: Tensor
     x_test: Tensor
     y_test: Tensor
-    strange: Tensor
+    strange: Tensor = _NONE
+    x_held_out: Tensor = _NONE
+    y_held_out: Tensor = _NONE
 
 
-def load(*, flat: bool, n_train: int | None = None, n_test: int | None = None, validation: bool = False) -> Digits:
+def load(
+    *, flat: bool, n_train: int | None = None, n_test: int | None = None, validation: bool = False, letters: bool = True
+) -> Digits:
     """MNIST and notMNIST as tensors.
 
     Args:
@@ -65,14 +65,15 @@ def load(*, flat: bool, n_train: int | None = None, n_test: int | None = None, v
         n_test: The first so many test rows, and letters; None takes all.
         validation: Hold out the last 10,000 training rows and put them in the place of the test rows: for
             choosing settings.
+        letters: Whether notMNIST is wanted.
     """
-    train, test, letters = data.load_mnist("train"), data.load_mnist("test"), data.load_notmnist()
+    train, test = data.load_mnist("train"), data.load_mnist("test")
     x, y = _pixels(train.images, flat), torch.from_numpy(train.labels)
     x_test, y_test = _pixels(test.images, flat), torch.from_numpy(test.labels)
     if validation:
         x, x_test = x[:-N_HELD_OUT], x[-N_HELD_OUT:]
         y, y_test = y[:-N_HELD_OUT], y[-N_HELD_OUT:]
-    strange = _pixels(letters.images, flat)
+    strange = _pixels(data.load_notmnist().images, flat) if letters else _NONE
     return Digits(x[:n_train], y[:n_train], x_test[:n_test], y_test[:n_test], strange[:n_test])
 
 
@@ -90,7 +91,7 @@ def adam(net: nn.Module, learning_rate: float) -> torch.optim.Adam:
 
 # ------------------------------------------------------------------------------ a loop whose time is known
 
-Passes = Callable[[nn.Module, Tensor, int], Tensor]  # (net, x, seed of the step) -> (K, N, C)
+Forward = Callable[[nn.Module, Tensor, int], Tensor]  # (net, x, seed of the step) -> (K, N, C)
 
 
 @dataclass
@@ -112,7 +113,7 @@ class Trainer:
 
     net: nn.Module
     data: tuple[Tensor, Tensor]
-    passes: Passes
+    passes: Forward
     objective: Callable[[Tensor, Tensor], Tensor]
     learning_rate: float
     seed: int
@@ -205,48 +206,9 @@ def mean_error(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), error
 
 
-# ------------------------------------------------------------------------------ files, threads, processes, curves
-
-
-def ledger(
-    path: Path, command: str, *, quick: bool, seed: int, settings: Mapping[str, Any] | None = None
-) -> results.Ledger:
-    """The results of an experiment; a quick run and a whole one do not go into the same file."""
-    if path.exists() and ("--quick" in results.read(path)["command"]) != quick:
-        kinds = ("a whole run", "a quick run") if quick else ("a quick run", "a whole run")
-        raise ValueError(
-            f"`out` must not hold results of {kinds[0]} where {kinds[1]} is to go; got {path}: "
-            "delete it, or give another --out."
-        )
-    return results.Ledger(path, command=command + (" --quick" if quick else ""), seed=seed, settings=settings)
-
-
-def state(out: Path, experiment: str, settings: Mapping[str, Any]) -> Path:
-    """The folder of unfinished networks; other settings have another, so that none goes on with them by mistake."""
-    mark = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    return out / ".state" / f"{experiment}-{mark}"
-
-
-@contextmanager
-def threads(n: int) -> Iterator[None]:
-    """So many threads of torch inside, as many as before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def side_by_side(function: Callable[..., _T], jobs: int, *arguments: Iterable[Any]) -> Iterator[_T]:
-    """`map` in so many processes, the results in their order; nothing new is begun once one has failed."""
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(function, *arguments)
-
+# ------------------------------------------------------------------------------ curves
 
 Curve = tuple[Sequence[float], Sequence[float], Sequence[float]]  # places, means, standard errors
-_COLOURS = ("#0072B2", "#D55E00", "#000000", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777")
-_DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2)), "-")
 
 
 def draw(
@@ -260,9 +222,9 @@ def draw(
     """Means as lines with bands of one standard error, told apart by colour and dash; `styles` has their numbers."""
     for i, (label, (at, mean, error)) in enumerate(curves.items()):
         c, d = (i, i) if styles is None else styles[label]
-        colour, m, e = _COLOURS[c % 8], np.asarray(mean), np.asarray(error)
-        ax.plot(at, m, color=colour, linestyle=_DASHES[d % 8], linewidth=1.7, label=label)
-        ax.fill_between(at, m - e, m + e, color=colour, alpha=0.18, linewidth=0)
+        style, m, e = plots.line(c, dash=d), np.asarray(mean), np.asarray(error)
+        ax.plot(at, m, **style, linewidth=1.7, label=label)
+        ax.fill_between(at, m - e, m + e, color=style["color"], alpha=0.18, linewidth=0)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(color="#DDDDDD", linewidth=0.7)

@@ -9,15 +9,17 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from bbalpha import checkpoint
+
+Row = dict[str, Any]
 PACKAGES = ("bbalpha", "torch", "numpy", "scikit-learn", "gpytorch", "numpyro", "jax")
 
 
 def write(
-    path: str | Path, *, command: str, seed: int, seconds: float, rows: Sequence[dict[str, Any]],
+    path: str | Path, *, command: str, seed: int, seconds: float, rows: Sequence[Row],
     parts: dict[str, float] | None = None, settings: Mapping[str, Any] | None = None,
 ) -> Path:  # fmt: skip
     """The path of the results file, written under a temporary name and renamed.
@@ -36,10 +38,12 @@ def write(
     content: dict[str, Any] = {"command": command, "versions": versions(), "seed": seed, "seconds": round(seconds, 1)}
     if parts:
         content["seconds_of"] = {part: round(value, 1) for part, value in parts.items()}
+    text = json.dumps(content, indent=1)[:-2]
     if settings:
-        content["settings"] = dict(settings)
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in settings.items())
+        text += f',\n "settings": {{\n{lines}\n }}'
     lines = ",\n".join("  " + json.dumps({k: _plain(v) for k, v in row.items()}) for row in rows)
-    text = json.dumps(content, indent=1)[:-2] + f',\n "rows": [\n{lines}\n ]\n}}\n'
+    text += f',\n "rows": [\n{lines}\n ]\n}}\n'
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text)
     temporary.replace(path)
@@ -74,7 +78,7 @@ class Ledger:
     def __init__(self, path: str | Path, *, command: str, seed: int, settings: Mapping[str, Any] | None = None) -> None:
         self.path, self.command, self.seed = Path(path), command, seed
         self.settings: dict[str, Any] = json.loads(json.dumps(dict(settings or {})))  # tuples as lists
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
         self.seconds = 0.0
         self.parts: dict[str, float] = {}
         if self.path.exists():
@@ -94,7 +98,7 @@ class Ledger:
         """Whether there is a row with these values."""
         return any(all(row.get(k) == _plain(v) for k, v in where.items()) for row in self.rows)
 
-    def add(self, rows: Sequence[dict[str, Any]], *, seconds: float, part: str = "") -> None:
+    def add(self, rows: Sequence[Row], *, seconds: float, part: str = "") -> None:
         """Put rows, and the time they took, into the file; the time also under `part`, if there is one."""
         self.rows = [*self.rows, *rows]
         self.seconds += seconds
@@ -108,13 +112,7 @@ class Ledger:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that make the numbers."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {"python": platform.python_version(), **checkpoint.versions(PACKAGES)}
 
 
 def _plain(value: Any) -> Any:

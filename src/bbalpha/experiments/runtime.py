@@ -12,7 +12,6 @@ minutes or less at a time, so that a machine that is busy for a while is busy fo
     bbalpha reproduce runtime --passes 1,10,100 --minutes 20
 """
 
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,11 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
-from bbalpha.experiments import mnist, results
-from bbalpha.experiments.mnist import Curve, Digits, Row
-from bbalpha.experiments.results import Ledger
+from bbalpha import plots
+from bbalpha.experiments import mnist, results, skeleton
+from bbalpha.experiments.mnist import Curve, Digits
+from bbalpha.experiments.results import Ledger, Row
 from bbalpha.networks import mlp
 from bbalpha.objectives import CrossEntropy
 from bbalpha.prediction import predict_classification
@@ -105,6 +104,19 @@ def moments(budget: float) -> list[float]:
     return [*(t for t in times if t < budget), budget]
 
 
+@dataclass(frozen=True)
+class Turn(skeleton.Unit):
+    """The training of a way with K passes until it has had so many seconds, and a test."""
+
+    way: str
+    n_passes: int
+    until: float
+
+    def done(self, kept: Ledger) -> bool:
+        """Whether it was tested at that time or later: a long step passes several moments."""
+        return _reached(_seconds(kept.rows, self.way, self.n_passes), self.until)
+
+
 def run(
     pairs: Sequence[tuple[str, int]], times: Sequence[float], config: Config, digits: Digits, kept: Ledger, state: Path
 ) -> None:
@@ -121,25 +133,23 @@ def run(
     trainers = {pair: _trainer(*pair, config, digits) for pair in pairs}
     for (way, n_passes), trainer in trainers.items():
         trainer.resume(state / f"{way}-{n_passes}")
-    turns = [(until, pair) for until in times for pair in pairs]
-    with tqdm(turns, unit="turn", disable=None) as bar, torch.random.fork_rng():
-        for until, (way, n_passes) in bar:
-            trainer = trainers[way, n_passes]
-            bar.set_postfix_str(f"{way}, K = {n_passes}, {trainer.seconds:.0f} s")
-            done = _seconds(kept.rows, way, n_passes)
-            if _reached(done, until):
-                continue
-            if not _reached(trainer.seconds, done):
-                raise FileNotFoundError(
-                    f"{kept.path} has rows of {way}, K = {n_passes}, whose weights are not in {state}: a run can only "
-                    "be prolonged with them. Delete the file to begin anew."
-                )
-            start = time.perf_counter()
-            while trainer.seconds < until:
-                trainer.step()
-            trainer.save(state / f"{way}-{n_passes}")
-            row = _row(way, n_passes, trainer, config, digits)
-            kept.add([row], seconds=time.perf_counter() - start)
+
+    def take(turn: Turn, _: Path) -> list[Row]:
+        way, n_passes, trainer = turn.way, turn.n_passes, trainers[turn.way, turn.n_passes]
+        if turn.done(kept):
+            return []
+        if not _reached(trainer.seconds, _seconds(kept.rows, way, n_passes)):
+            raise FileNotFoundError(
+                f"{kept.path} has rows of {way}, K = {n_passes}, whose weights are not in {state}: a run can only "
+                "be prolonged with them. Delete the file to begin anew."
+            )
+        while trainer.seconds < turn.until:
+            trainer.step()
+        trainer.save(state / f"{way}-{n_passes}")
+        return [_row(way, n_passes, trainer, config, digits)]
+
+    with torch.random.fork_rng():
+        skeleton.run_units(kept, [Turn(*pair, until) for until in times for pair in pairs], take, state=state)
 
 
 def reproduce(*, ways: Sequence[str], passes: Sequence[int], minutes: float, quick: bool, out: Path) -> str:
@@ -164,8 +174,9 @@ def reproduce(*, ways: Sequence[str], passes: Sequence[int], minutes: float, qui
     for K in passes:
         pairs = [(way, K) for way in ways or WAYS if K > 1 or way != "shared"]
         command = f"bbalpha reproduce runtime --passes {K} --minutes {minutes:g}"
-        kept = mnist.ledger(folder / f"{K}.json", command, quick=quick, seed=config.seed, settings=config.settings)
-        _run_missing(pairs, budget, config, kept, mnist.state(out, "runtime", config.settings))
+        path, settings = folder / f"{K}.json", config.settings
+        kept = skeleton.open_ledger(path, command=command, quick=quick, seed=config.seed, settings=settings)
+        _run_missing(pairs, budget, config, kept, skeleton.state_folder(path, settings=settings))
     content = load(folder)
     told = [f"{folder}\n{table(content['rows'])}"]
     try:
@@ -185,10 +196,10 @@ def load(folder: Path) -> dict[str, Any]:
 def _run_missing(pairs: Sequence[tuple[str, int]], budget: float, config: Config, kept: Ledger, state: Path) -> None:
     if not all(_reached(_seconds(kept.rows, *pair), budget) for pair in pairs):
         digits = mnist.load(flat=True, n_train=config.n_train, n_test=config.n_test)
-        with mnist.threads(config.threads):
+        with skeleton.threads(config.threads):
             run(pairs, moments(budget), config, digits, kept, state)
     for way, n_passes in pairs:
-        shutil.rmtree(state / f"{way}-{n_passes}", ignore_errors=True)
+        skeleton.forget(state / f"{way}-{n_passes}")
 
 
 # ------------------------------------------------------------------------------ one way
@@ -273,11 +284,7 @@ def table(rows: Sequence[Row], levels: Sequence[float] = LEVELS) -> str:
 
 def figure(rows: Sequence[Row], path: Path) -> Path:
     """Test accuracy and log-likelihood against training time; the path of the picture."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("Figures need matplotlib: pip install 'bbalpha[plots]'.") from error
-    picture = Figure(figsize=(10, 4.8), layout="constrained")
+    picture = plots.new_figure(10, 4.8)
     panels = (("accuracy", 100.0, "test accuracy (%)"), ("total_log_likelihood", 1.0, "test log-likelihood (nats)"))
     passes = sorted({row["n_passes"] for row in rows})
     for ax, (score, scale, ylabel) in zip(picture.subplots(1, 2), panels, strict=True):

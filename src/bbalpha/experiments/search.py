@@ -4,13 +4,13 @@ Every candidate of a split, for every alpha and every validation fold, is a memb
 rows are the same for all alphas, and for MC dropout; a plain network has the candidates that differ without dropout.
 Rows of the test part are never looked at.
 
-    plan = plan_for(len(train), "boston")
-    choices = search(X, y, [train], plan, alphas=(0.0, 0.5), seeds=[0])     # {(0, 0.0): Choice(...), (0, 0.5): ...}
+    config = config_for(len(train), "boston")
+    choices = search(X, y, [train], config, alphas=(0.0, 0.5), seeds=[0])     # {(0, 0.0): Choice(...), (0, 0.5): ...}
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Config:
     """How the networks of a data set are searched and trained.
 
     Attributes:
@@ -81,6 +81,11 @@ class Plan:
     n_ensemble: int = 5
     n_together: int = 100
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that JSON can hold of it: the candidates without their score, nan so far."""
+        return asdict(self) | {"candidates": [astuple(candidate)[:-1] for candidate in self.candidates]}
+
 
 # (rate at hidden units and at inputs in 256ths, length scale, steps, learning rate)
 SMALL = (
@@ -95,13 +100,14 @@ LARGE = (
 HUGE = ((1, 0, 0.3, 40000, 0.005), (3, 0, 0.3, 40000, 0.005), (1, 0, 1.0, 40000, 0.005))
 
 
-def plan_for(n_train: int, dataset: str, *, quick: bool = False) -> Plan:
-    """The plan of a data set by its rows: little noise wants small rates and many steps, much noise large rates or few.
+def config_for(n_train: int, dataset: str, *, quick: bool = False) -> Config:
+    """The config of a data set by its rows.
 
-    Small sets have more candidates, and two validation folds. Rates are multiples of 1/256, whose masks cost the least.
+    Little noise wants small rates and many steps, much noise large rates or few. Small sets have more candidates, and
+    two validation folds. Rates are multiples of 1/256, whose masks cost the least.
 
-    >>> plan = plan_for(455, "boston")
-    >>> plan.hidden, plan.batch_size, len(plan.candidates)
+    >>> config = config_for(455, "boston")
+    >>> config.hidden, config.batch_size, len(config.candidates)
     ((50,), 32, 12)
     """
     small, huge = n_train <= 2000, n_train > 20000
@@ -115,21 +121,22 @@ def plan_for(n_train: int, dataset: str, *, quick: bool = False) -> Plan:
         for dropout, inputs, length_scale, steps, learning_rate in grid
     )
     hidden = (100,) if dataset in _WIDE else (50,)
-    return Plan(hidden, batch_size, candidates, n_folds=1 if quick or not small else 2, n_together=24 if huge else 100)
+    n_folds = 1 if quick or not small else 2
+    return Config(hidden, batch_size, candidates, n_folds=n_folds, n_together=24 if huge else 100)
 
 
-def plain(plan: Plan) -> Plan:
-    """The plan without dropout, as deep ensembles have it: what is left of the candidates, one pass.
+def plain(config: Config) -> Config:
+    """The config without dropout, as deep ensembles have it: what is left of the candidates, one pass.
 
-    >>> len(plain(plan_for(455, "boston")).candidates)
+    >>> len(plain(config_for(455, "boston")).candidates)
     5
     """
-    bare = dict.fromkeys(replace(c, dropout=0.0, input_dropout=0.0) for c in plan.candidates)
-    return replace(plan, candidates=tuple(bare), n_passes=1, n_validation_passes=1)
+    bare = dict.fromkeys(replace(c, dropout=0.0, input_dropout=0.0) for c in config.candidates)
+    return replace(config, candidates=tuple(bare), n_passes=1, n_validation_passes=1)
 
 
 def search(
-    x: Any, y: Any, train: Sequence[Any], plan: Plan, *, alphas: Sequence[float], seeds: Sequence[int]
+    x: Any, y: Any, train: Sequence[Any], config: Config, *, alphas: Sequence[float], seeds: Sequence[int]
 ) -> dict[tuple[int, float], Choice]:
     """The candidate with the best validation NLL, for every training part (its index) and alpha.
 
@@ -137,24 +144,24 @@ def search(
         x: Inputs (N, F) of the whole table.
         y: Targets (N,).
         train: Rows of each training part; no other row is looked at.
-        plan: What to try.
+        config: What to try.
         alphas: Each is searched by itself.
         seeds: Of each training part: of its folds, initial weights and masks.
 
     >>> x = torch.randn(60, 2)
-    >>> plan = plan_for(50, "toy", quick=True)
-    >>> found = search(x, x[:, 0], [torch.arange(50)], plan, alphas=(0.5,), seeds=[0])
+    >>> config = config_for(50, "toy", quick=True)
+    >>> found = search(x, x[:, 0], [torch.arange(50)], config, alphas=(0.5,), seeds=[0])
     >>> found[0, 0.5].epochs
     30
     """
     totals: dict[tuple[int, float, Choice], list[Tensor]] = {}
-    for group in dict.fromkeys(c.group for c in plan.candidates):
-        jobs = list(_jobs(train, plan, [c for c in plan.candidates if c.group == group], alphas, seeds))
+    for group in dict.fromkeys(c.group for c in config.candidates):
+        jobs = list(_jobs(train, config, [c for c in config.candidates if c.group == group], alphas, seeds))
         population = fit_population(
-            x, y, [member for _, member, _ in jobs], epochs=group[0], hidden_layer_sizes=plan.hidden,
-            n_passes=plan.n_passes, batch_size=plan.batch_size,
+            x, y, [member for _, member, _ in jobs], epochs=group[0], hidden_layer_sizes=config.hidden,
+            n_passes=config.n_passes, batch_size=config.batch_size,
         )  # fmt: skip
-        held = population.log_likelihood(x, y, [rows for _, _, rows in jobs], n_passes=plan.n_validation_passes)
+        held = population.log_likelihood(x, y, [rows for _, _, rows in jobs], n_passes=config.n_validation_passes)
         for (key, _, _), log_likelihood in zip(jobs, held, strict=True):
             totals.setdefault(key, []).append(log_likelihood.double())
     best: dict[tuple[int, float], Choice] = {}
@@ -167,12 +174,12 @@ def search(
 
 
 def _jobs(
-    train: Sequence[Any], plan: Plan, candidates: Sequence[Choice], alphas: Sequence[float], seeds: Sequence[int]
+    train: Sequence[Any], config: Config, candidates: Sequence[Choice], alphas: Sequence[float], seeds: Sequence[int]
 ) -> Iterator[tuple[tuple[int, float, Choice], Member, Tensor]]:
     """Key, network and validation rows; members that draw the same masks stand side by side."""
     rates = dict.fromkeys((c.dropout, c.input_dropout) for c in candidates)
     for part, (rows, seed) in enumerate(zip(train, seeds, strict=True)):
-        folds = [validation_fold(rows, seed, fold) for fold in range(plan.n_folds)]
+        folds = [validation_fold(rows, seed, fold) for fold in range(config.n_folds)]
         for rate in rates:
             for inner, held in folds:
                 for candidate in candidates:

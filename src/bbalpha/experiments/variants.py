@@ -1,7 +1,7 @@
 """The methods of the regression table that are populations of dropout networks: how each is trained and predicts.
 
 jobs = [Job(split, alpha, choice) for ...]                      # of one method and data set
-fit_and_score(data, VARIANTS["bbalpha"], jobs, plan)            # a dict of scores for each, trained side by side
+fit_and_score(data, VARIANTS["bbalpha"], jobs, config)          # a dict of scores for each, trained side by side
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bbalpha.data.sets import UCIData
 from bbalpha.experiments.scoring import scores
-from bbalpha.experiments.search import Choice, Plan, member, plain
+from bbalpha.experiments.search import Choice, Config, member, plain
 from bbalpha.prediction import predict_regression
 from bbalpha.predictive import RegressionPrediction
 from bbalpha.training.bank import Likelihood, split_heads
@@ -28,8 +28,8 @@ class Variant:
     Attributes:
         alphas: The only ones it is run with; empty takes those that are asked for.
         chosen: The method whose hyper-parameters it has at its alpha; empty searches by itself.
-        n_passes: K in training; None is that of the plan.
-        n_networks: Averaged networks; None is the number of the plan.
+        n_passes: K in training; None is that of the config.
+        n_networks: Averaged networks; None is the number of the config.
         dropout: Whether there is any.
         depth: Hidden layers.
         likelihood: As in `fit_population`.
@@ -45,13 +45,13 @@ class Variant:
     likelihood: Likelihood = "gaussian"
     labelled: bool = True
 
-    def plan(self, plan: Plan) -> Plan:
-        """The data set's plan as this method has it."""
+    def config(self, config: Config) -> Config:
+        """The data set's config as this method has it."""
         if not self.dropout:
-            plan = plain(plan)
+            config = plain(config)
         return replace(
-            plan, hidden=plan.hidden * self.depth, n_passes=self.n_passes or plan.n_passes,
-            n_ensemble=self.n_networks or plan.n_ensemble,
+            config, hidden=config.hidden * self.depth, n_passes=self.n_passes or config.n_passes,
+            n_ensemble=self.n_networks or config.n_ensemble,
         )  # fmt: skip
 
 
@@ -74,43 +74,44 @@ class Job:
     choice: Choice
 
 
-def fit_and_score(data: UCIData, variant: Variant, jobs: Sequence[Job], plan: Plan) -> list[dict[str, float]]:
+def fit_and_score(data: UCIData, variant: Variant, jobs: Sequence[Job], config: Config) -> list[dict[str, float]]:
     """Test scores of each job; jobs of one group (`Choice.group`) are trained together."""
-    plan = variant.plan(plan)
+    config = variant.config(config)
     found: dict[Job, dict[str, float]] = {}
     for group in dict.fromkeys(job.choice.group for job in jobs):
         chosen = [job for job in jobs if job.choice.group == group]
-        population, owners = fit_jobs(data, variant, chosen, plan)
+        population, owners = fit_jobs(data, variant, chosen, config)
         for job in chosen:
             x, y = (torch.as_tensor(a[data.split(job.split)[1]]) for a in (data.X, data.y))
-            p = mixture(population, [i for i, owner in enumerate(owners) if owner == job], x, plan)
+            p = mixture(population, [i for i, owner in enumerate(owners) if owner == job], x, config)
             low, high = p.interval(0.9)
             found[job] = scores(p.log_prob(y[:, None]), p.mean[:, 0], low[:, 0], high[:, 0], y)
     return [found[job] for job in jobs]
 
 
-def fit_jobs(data: UCIData, variant: Variant, jobs: Sequence[Job], plan: Plan) -> tuple[Population, list[Job]]:
-    """The trained networks of jobs of one group, and the job of each; `plan` is the variant's."""
+def fit_jobs(data: UCIData, variant: Variant, jobs: Sequence[Job], config: Config) -> tuple[Population, list[Job]]:
+    """The trained networks of jobs of one group, and the job of each; `config` is the variant's."""
     pairs: list[tuple[Member, Job]] = []
     for job in sorted(jobs, key=lambda job: (job.split, job.choice.dropout, job.choice.input_dropout)):
-        for i in range(plan.n_ensemble):
+        for i in range(config.n_ensemble):
             rows = data.split(job.split)[0]
             pairs.append((member(job.choice, rows, job.alpha, job.split + _APART * i), job))
     population = fit_population(
-        data.X, data.y, [network for network, _ in pairs], epochs=jobs[0].choice.epochs, hidden_layer_sizes=plan.hidden,
-        likelihood=variant.likelihood, n_passes=plan.n_passes, batch_size=plan.batch_size,
+        data.X, data.y, [network for network, _ in pairs], epochs=jobs[0].choice.epochs,
+        hidden_layer_sizes=config.hidden, likelihood=variant.likelihood, n_passes=config.n_passes,
+        batch_size=config.batch_size,
     )  # fmt: skip
     return population, [job for _, job in pairs]
 
 
-def mixture(population: Population, indices: Sequence[int], x: Tensor, plan: Plan) -> RegressionPrediction:
+def mixture(population: Population, indices: Sequence[int], x: Tensor, config: Config) -> RegressionPrediction:
     """The predictive distribution of these networks together at `x` (N, F), in double precision and units of y."""
-    parts = [_prediction(population, i, x, plan) for i in indices]
+    parts = [_prediction(population, i, x, config) for i in indices]
     outputs = torch.cat([p.outputs for p in parts])
     return RegressionPrediction(outputs, torch.cat([_precision(p).expand_as(p.outputs) for p in parts]))
 
 
-def _prediction(population: Population, index: int, x: Tensor, plan: Plan) -> RegressionPrediction:
+def _prediction(population: Population, index: int, x: Tensor, plan: Config) -> RegressionPrediction:
     own = population.members[index]
     net: nn.Module = population.network(index).double()
     inputs = (x.double() - population.x_mean[index]) / population.x_scale[index]

@@ -1,22 +1,18 @@
-"""The figures and tables of docs/method.md: run `python docs/make_method_figures.py` from the repository root.
+"""The numbers, tables and figures of docs/method.md.
 
-Writes docs/figures/method_*.png, docs/figures/method.json, and the tables between the markers in method.md.
+    python docs/figures_method.py      measures: docs/figures/method.json, and the tables in method.md
+    make figures                       draws docs/figures/method_*.png
+
 The score of the naval data needs the data sets (BBALPHA_DATA); without them its last value is kept.
 """
 
-import json
 import math
 import os
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.patches import Ellipse
@@ -26,12 +22,19 @@ from torch.distributions import Categorical, Distribution, Independent, Multivar
 
 import bbalpha
 from bbalpha import divergences as dv
+from bbalpha import plots
+from bbalpha.experiments import results
+from bbalpha.experiments.results import Row
 from bbalpha.networks import mlp
 
 DOCS = Path(__file__).parent
 FIGURES = DOCS / "figures"
-COLOURS = {0.0: "#1f77b4", 0.5: "#d95f02", 1.0: "#7b3294"}
+ALPHAS = (0.0, 0.5, 1.0)
+COLOURS = {alpha: plots.line(i)["color"] for alpha, i in zip(ALPHAS, (0, 1, 4), strict=True)}
 NAMES = {0.0: "zero-forcing", 0.5: "in between", 1.0: "mass-covering"}
+SIGNS = {"minus": plots.line(0)["color"], "plus": plots.line(1)["color"]}  # of the term in log tau
+N_DATA = (10, 100, 1000)
+CORRELATED = ((1.0, 0.85), (0.85, 1.0))  # covariance of the two weights
 SEED = 0
 
 
@@ -58,94 +61,57 @@ def ellipse(axis: Any, mean: Any, covariance: Any, **style: Any) -> None:
     axis.add_patch(Ellipse(mean, width, height, angle=angle, **style))
 
 
-# ------------------------------------------------------------------------------ figures
+# ------------------------------------------------------------------------------ what is measured
 
 
-def divergence_figure() -> list[dict[str, Any]]:
-    """The Gaussian that is closest to p in D_alpha[p||q], for a mode with a tail and for two correlated weights."""
-    fig, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.4), width_ratios=(1.45, 1))
-    rows = []
+def mode_and_tail() -> tuple[Tensor, Tensor]:
+    """A posterior of one weight with a mode and a wide tail: a grid, and the density on it."""
     grid = torch.linspace(-8, 9, 3401, dtype=torch.float64)
     modes = [(0.75, -1.0, 0.5), (0.25, 1.2, 1.2)]  # weight, mean, deviation
-    density = sum(weight * Normal(mean, std).log_prob(grid).exp() for weight, mean, std in modes)
+    return grid, torch.stack([weight * Normal(mean, std).log_prob(grid).exp() for weight, mean, std in modes]).sum(0)
+
+
+def closest() -> Iterator[Row]:
+    """The Gaussian that is closest to p in D_alpha[p||q], for a mode with a tail and for two correlated weights."""
+    grid, density = mode_and_tail()
     p = Categorical(density)  # on a grid every divergence is a sum
-    left.fill_between(grid, density, color="0.85", label="posterior p")
-    for alpha, colour in COLOURS.items():
+    target = MultivariateNormal(torch.zeros(2, dtype=torch.float64), torch.tensor(CORRELATED, dtype=torch.float64))
+    for alpha in ALPHAS:
         mean, std = best_q(
             lambda q, a=alpha: dv.amari(p, Categorical(logits=q.log_prob(grid[:, None])), a), [-0.8], [0.6]
         )
-        q = Normal(mean[0], std[0]).log_prob(grid).exp()
-        left.plot(grid, q, color=colour, label=rf"$\alpha$ = {alpha:g}, {NAMES[alpha]}")
-        rows.append({"figure": "mode and tail", "alpha": alpha, "mean": mean[0], "std": std[0]})
-    left.set(xlim=(-3.6, 4.6), yticks=[], xlabel="w", title="a mode and a wide tail")
-    left.set_ylim(0, 0.8)
-    left.legend(frameon=False, fontsize=8)
-    covariance = torch.tensor([[1.0, 0.85], [0.85, 1.0]], dtype=torch.float64)
-    target = MultivariateNormal(torch.zeros(2, dtype=torch.float64), covariance)
-    ellipse(right, (0, 0), covariance.numpy(), color="0.85")
-    for alpha, colour in COLOURS.items():
-        mean, std = best_q(lambda q, a=alpha: dv.amari(target, q, a), [0.0, 0.0], [0.6, 0.6])
-        ellipse(right, mean, np.diag(std**2), fill=False, edgecolor=colour, lw=2)
-        rows.append({"figure": "correlated", "alpha": alpha, "variance_ratio": std[0] ** 2})
-    right.set(
-        xlim=(-2.6, 2.6), ylim=(-2.6, 2.6), aspect="equal", xlabel="$w_1$", ylabel="$w_2$", title="correlation 0.85"
-    )
-    save(fig, "method_divergences.png")
-    return rows
+        yield {"figure": "mode and tail", "alpha": alpha, "mean": mean[0], "std": std[0]}
+        _, std = best_q(lambda q, a=alpha: dv.amari(target, q, a), [0.0, 0.0], [0.6, 0.6])
+        yield {"figure": "correlated", "alpha": alpha, "variance_ratio": std[0] ** 2}
 
 
-def variance_figure() -> list[dict[str, Any]]:
+def optima() -> Iterator[Row]:
     """What minimising the loss does: one weight for growing N, and two correlated weights."""
-    fig, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.4), width_ratios=(1.45, 1))
-    rows = []
     prior = Independent(Normal(torch.zeros(1, dtype=torch.float64), 1.0), 1)
-    alphas = [*np.linspace(0, 1, 21)]
-    for n, shade in zip((10, 100, 1000), ("0.65", "0.4", "0.0"), strict=True):
+    for n in N_DATA:
         factors = one_weight(n)
         exact = factors.posterior(prior)
         start = exact.mean.tolist(), exact.stddev.tolist()
-        ratios = []
-        for alpha in alphas:
+        for alpha in np.linspace(0, 1, 21).tolist():
             _, std = best_q(lambda q, f=factors, a=alpha: dv.large_data_energy(q, prior, f, alpha=a), *start)
-            ratios.append(float(std[0] ** 2 / exact.variance))
-            if alpha in (0.0, 0.5, 1.0):
-                rows.append({"figure": "one weight", "n_data": n, "alpha": float(alpha), "variance_ratio": ratios[-1]})
-        left.plot(alphas, ratios, color=shade, label=f"N = {n}")
-    left.plot(alphas[:-1], [1 / (1 - a) for a in alphas[:-1]], "--", color="#d95f02", label=r"1 / (1 - $\alpha$)")
-    left.set(yscale="log", xlabel=r"$\alpha$", ylabel="variance of q / exact", title="one weight, model well specified")
-    left.set_yticks([1, 2, 5, 10, 30], ["1", "2", "5", "10", "30"])
-    left.minorticks_off()
-    left.legend(frameon=False, fontsize=8)
+            ratio = float(std[0] ** 2 / exact.variance)
+            yield {"figure": "one weight", "n_data": n, "alpha": alpha, "variance_ratio": ratio}
     prior = Independent(Normal(torch.zeros(2, dtype=torch.float64), 1.0), 1)
     factors = two_weights(60)
     exact = factors.posterior(prior)
-    ellipse(right, exact.mean.numpy(), exact.covariance_matrix.numpy(), color="0.85", label="exact posterior")
-    for alpha, colour in COLOURS.items():
+    for alpha in ALPHAS:
         energy = lambda q, a=alpha: dv.large_data_energy(q, prior, factors, alpha=a)  # noqa: E731
         mean, std = best_q(energy, exact.mean.tolist(), [0.1, 0.1])
-        ellipse(right, mean, np.diag(std**2), fill=False, edgecolor=colour, lw=2, label=rf"$\alpha$ = {alpha:g}")
         ratio = std**2 / exact.covariance_matrix.diagonal().numpy()
-        rows.append({"figure": "two weights", "alpha": alpha, "variance_ratio": float(ratio.mean())})
-    right.set(xlabel="$w_1$", ylabel="$w_2$", title="two weights, N = 60", aspect="equal", xlim=(-0.2, 3.1))
-    right.set_ylim(-0.5, 2.2)
-    right.legend(frameon=False, fontsize=8, loc="center right")
-    save(fig, "method_variance.png")
-    return rows
+        places = {"mean_1": mean[0], "mean_2": mean[1], "std_1": std[0], "std_2": std[1]}
+        yield {"figure": "two weights", "alpha": alpha, "variance_ratio": float(ratio.mean()), **places}
 
 
-def precision_figure() -> list[dict[str, Any]]:
+def precisions() -> Iterator[Row]:
     """A precision learned with the right and with the printed sign of the term in log tau."""
-    fig, axis = plt.subplots(figsize=(5.2, 3.2))
-    rows = []
-    for sign, colour in (("minus", "#1f77b4"), ("plus", "#d7301f")):
+    for sign in SIGNS:
         trace = learned_precision(printed=sign == "plus")
-        axis.plot(trace, color=colour, label=f"{sign} ND/2 log τ" + (", as printed" if sign == "plus" else ""))
-        rows += [{"figure": "precision", "sign": sign, "step": s, "precision": trace[s]} for s in (0, 500, 1000, 2000)]
-    axis.axhline(25, color="0.6", ls=":", label="the data's: 25")
-    axis.set(yscale="log", xlabel="step", ylabel="learned τ")
-    axis.legend(frameon=False, fontsize=8)
-    save(fig, "method_precision.png")
-    return rows
+        yield from ({"figure": "precision", "sign": sign, "step": s, "precision": trace[s]} for s in range(0, 2001, 20))
 
 
 def learned_precision(*, printed: bool, steps: int = 2000) -> list[float]:
@@ -183,11 +149,11 @@ def two_weights(n: int) -> dv.LinearGaussian:
     return dv.LinearGaussian(x, x @ torch.ones(2, dtype=torch.float64) + torch.randn(n, generator=g).double())
 
 
-def naval_score() -> list[dict[str, Any]]:
+def naval_score() -> list[Row]:
     """The score of predicting the training mean and deviation on naval, over the published splits."""
     folder = os.environ.get("BBALPHA_DATA")
     if not folder:
-        return [r for r in json.loads((FIGURES / "method.json").read_text())["rows"] if r["figure"] == "naval"]
+        return select(results.read(FIGURES / "method.json")["rows"], "naval")
     data = np.load(Path(folder) / "uci" / "naval.npz", allow_pickle=False)
     scores = []
     for test in data["test_mask"]:
@@ -198,29 +164,97 @@ def naval_score() -> list[dict[str, Any]]:
     return [{"figure": "naval", "nll_of_the_mean": float(np.mean(scores)), "rmse_of_the_mean": float(data["y"].std())}]
 
 
-# ------------------------------------------------------------------------------ files
+# ------------------------------------------------------------------------------ figures
 
 
-def save(fig: Any, name: str) -> None:
-    """Write a figure, small."""
-    fig.tight_layout()
-    fig.savefig(FIGURES / name, dpi=110)
-    plt.close(fig)
+def draw(name: str) -> None:
+    """Draw docs/figures/method_<name>.png from method.json; `name` is divergences, variance or precision."""
+    rows = results.read(FIGURES / "method.json")["rows"]
+    picture = {"divergences": divergence_figure, "variance": variance_figure, "precision": precision_figure}[name](rows)
+    picture.savefig(FIGURES / f"method_{name}.png", dpi=110)
 
 
-def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
+def select(rows: list[Row], figure: str, **where: Any) -> list[Row]:
+    """Rows of a figure."""
+    return [r for r in rows if r["figure"] == figure and all(r[k] == v for k, v in where.items())]
+
+
+def divergence_figure(rows: list[Row]) -> Any:
+    """The closest Gaussians."""
+    fig = plots.new_figure(8.6, 3.4)
+    left, right = fig.subplots(1, 2, width_ratios=(1.45, 1))
+    grid, density = mode_and_tail()
+    left.fill_between(grid, density, color="0.85", label="posterior p")
+    for row in select(rows, "mode and tail"):
+        q = Normal(row["mean"], row["std"]).log_prob(grid).exp()
+        left.plot(grid, q, color=COLOURS[row["alpha"]], label=rf"$\alpha$ = {row['alpha']:g}, {NAMES[row['alpha']]}")
+    left.set(xlim=(-3.6, 4.6), yticks=[], xlabel="w", title="a mode and a wide tail")
+    left.set_ylim(0, 0.8)
+    left.legend(frameon=False, fontsize=8)
+    ellipse(right, (0, 0), np.array(CORRELATED), color="0.85")
+    for row in select(rows, "correlated"):
+        ellipse(right, (0, 0), row["variance_ratio"] * np.eye(2), fill=False, edgecolor=COLOURS[row["alpha"]], lw=2)
+    right.set(
+        xlim=(-2.6, 2.6), ylim=(-2.6, 2.6), aspect="equal", xlabel="$w_1$", ylabel="$w_2$", title="correlation 0.85"
+    )
+    return fig
+
+
+def variance_figure(rows: list[Row]) -> Any:
+    """The optima of the loss beside the exact posterior."""
+    fig = plots.new_figure(8.6, 3.4)
+    left, right = fig.subplots(1, 2, width_ratios=(1.45, 1))
+    for n, shade in zip(N_DATA, ("0.65", "0.4", "0.0"), strict=True):
+        own = select(rows, "one weight", n_data=n)
+        left.plot([r["alpha"] for r in own], [r["variance_ratio"] for r in own], color=shade, label=f"N = {n}")
+    alphas = np.linspace(0, 1, 21)[:-1]
+    left.plot(alphas, 1 / (1 - alphas), "--", color=COLOURS[0.5], label=r"1 / (1 - $\alpha$)")
+    left.set(yscale="log", xlabel=r"$\alpha$", ylabel="variance of q / exact", title="one weight, model well specified")
+    left.set_yticks([1, 2, 5, 10, 30], ["1", "2", "5", "10", "30"])
+    left.minorticks_off()
+    left.legend(frameon=False, fontsize=8)
+    exact = two_weights(60).posterior(Independent(Normal(torch.zeros(2, dtype=torch.float64), 1.0), 1))
+    ellipse(right, exact.mean.numpy(), exact.covariance_matrix.numpy(), color="0.85", label="exact posterior")
+    for row in select(rows, "two weights"):
+        mean, std = ((row[f"{name}_1"], row[f"{name}_2"]) for name in ("mean", "std"))
+        label, colour = rf"$\alpha$ = {row['alpha']:g}", COLOURS[row["alpha"]]
+        ellipse(right, mean, np.diag(std) ** 2, fill=False, edgecolor=colour, lw=2, label=label)
+    right.set(xlabel="$w_1$", ylabel="$w_2$", title="two weights, N = 60", aspect="equal", xlim=(-0.2, 3.1))
+    right.set_ylim(-0.5, 2.2)
+    right.legend(frameon=False, fontsize=8, loc="center right")
+    return fig
+
+
+def precision_figure(rows: list[Row]) -> Any:
+    """The learned precision over the steps."""
+    fig = plots.new_figure(5.2, 3.2)
+    axis = fig.subplots()
+    for sign, colour in SIGNS.items():
+        own = select(rows, "precision", sign=sign)
+        label = f"{sign} ND/2 log τ" + (", as printed" if sign == "plus" else "")
+        axis.plot([r["step"] for r in own], [r["precision"] for r in own], color=colour, label=label)
+    axis.axhline(25, color="0.6", ls=":", label="the data's: 25")
+    axis.set(yscale="log", xlabel="step", ylabel="learned τ")
+    axis.legend(frameon=False, fontsize=8)
+    return fig
+
+
+# ------------------------------------------------------------------------------ tables
+
+
+def tables(rows: list[Row]) -> dict[str, str]:
     """The tables of method.md by the name of their marker."""
 
-    def pick(**where: Any) -> dict[str, Any]:
+    def pick(**where: Any) -> Row:
         return next(r for r in rows if all(r.get(k) == v for k, v in where.items()))
 
     def ratio(**where: Any) -> str:
         return f"{pick(**where)['variance_ratio']:.2f}"
 
     lines = ["| variance of q / exact | alpha = 0 | alpha = 0.5 | alpha = 1 |", "|---|---|---|---|"]
-    kinds = [(f"one weight, N = {n}", {"figure": "one weight", "n_data": n}) for n in (10, 100, 1000)]
+    kinds = [(f"one weight, N = {n}", {"figure": "one weight", "n_data": n}) for n in N_DATA]
     kinds.append(("two correlated weights, N = 60", {"figure": "two weights"}))
-    lines += [f"| {k} | " + " | ".join(ratio(alpha=a, **w) for a in COLOURS) + " |" for k, w in kinds]
+    lines += [f"| {k} | " + " | ".join(ratio(alpha=a, **w) for a in ALPHAS) + " |" for k, w in kinds]
     steps = (0, 500, 1000, 2000)
     runaway = ["| term in log τ | " + " | ".join(f"step {s}" for s in steps) + " |", "|---|---|---|---|---|"]
     for sign in ("minus", "plus"):
@@ -235,22 +269,17 @@ def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Make everything."""
+    """Measure everything."""
     start = time.time()
     torch.set_num_threads(1)
-    FIGURES.mkdir(exist_ok=True)
-    rows = [*divergence_figure(), *variance_figure(), *precision_figure(), *naval_score()]
-    record = {
-        "command": "python docs/make_method_figures.py",
-        "versions": {"python": sys.version.split()[0], "torch": torch.__version__, "bbalpha": bbalpha.__version__},
-        "seed": SEED,
-        "seconds": round(time.time() - start, 1),
-        "rows": [{k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in r.items()} for r in rows],
-    }
-    (FIGURES / "method.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    rows = [*closest(), *optima(), *precisions(), *naval_score()]
+    path = results.write(
+        FIGURES / "method.json", command="python docs/figures_method.py", seed=SEED, seconds=time.time() - start,
+        rows=rows,
+    )  # fmt: skip
     page = DOCS / "method.md"
     text = page.read_text()
-    for name, table in tables(record["rows"]).items():
+    for name, table in tables(results.read(path)["rows"]).items():
         head, found, rest = text.partition(f"<!-- begin {name} -->\n")
         if not found:
             raise ValueError(f"docs/method.md must have the marker <!-- begin {name} -->; it has none.")

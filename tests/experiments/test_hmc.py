@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from bbalpha.experiments import baselines_hmc
-from bbalpha.experiments.baselines_hmc import Settings, sample_posterior
+from bbalpha.experiments import hmc
+from bbalpha.experiments.hmc import Settings, sample_posterior
 
 
 def prior_draws(rng, n, d, hidden, x):
@@ -37,10 +37,10 @@ def test_draws_have_the_moments_of_the_posterior():
 def test_diagnostics_tell_chains_that_have_met_from_others():
     f = np.random.default_rng(0).normal(size=(2, 500, 3))
     accept, diverging = np.array([[0.5] * 500, [0.9] * 500]), np.arange(1000).reshape(2, 500) < 7
-    met = baselines_hmc._diagnostics(f, accept, diverging)
+    met = hmc._diagnostics(f, accept, diverging)
     assert met["rhat_worst"] < 1.02
     assert (met["accept"], met["divergences"], met["n_samples"]) == (pytest.approx(0.7), 7, 1000)
-    apart = baselines_hmc._diagnostics(f + np.array([[[0.0]], [[5.0]]]) * [0, 0, 1], accept, diverging)
+    apart = hmc._diagnostics(f + np.array([[[0.0]], [[5.0]]]) * [0, 0, 1], accept, diverging)
     # one row of three apart by five deviations: variance between is 12.5, within 1
     assert apart["rhat"] < 1.02
     assert apart["rhat_worst"] == pytest.approx(np.sqrt(1 + 25 / 3), rel=0.05)
