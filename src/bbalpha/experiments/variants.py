@@ -118,15 +118,11 @@ def _prediction(population: Population, index: int, x: Tensor, plan: Plan) -> Re
     if not own.dropout and not own.input_dropout:  # every pass is the same
         with torch.no_grad():
             p = RegressionPrediction(net(inputs)[None], precision)
-    elif population.likelihood == "heteroscedastic":
-        p = predict_regression(
-            net, inputs, n_passes=plan.n_test_passes, precision="predicted", masks="shared", seed=own.seed,
-            output=split_heads, progress=False,
-        )  # fmt: skip
     else:
+        split = population.likelihood == "heteroscedastic"
         p = predict_regression(
-            net, inputs, n_passes=plan.n_test_passes, precision=precision, masks="shared", seed=own.seed,
-            progress=False,
+            net, inputs, n_passes=plan.n_test_passes, precision="predicted" if split else precision,
+            output=split_heads if split else None, masks="shared", seed=own.seed, progress=False,
         )  # fmt: skip
     return p.rescaled(float(population.y_scale[index]), float(population.y_mean[index]))
 
