@@ -22,20 +22,20 @@ def check_model(model: Any) -> None:
         raise TypeError(f"`model` must be a torch.nn.Module; got {type(model).__name__}.")
 
 
-def check_count(name: str, value: Any, least: int = 1) -> int:
-    """`value` as an int, if it is a whole number (numpy's too) from `least` to 2^31.
+def check_count(name: str, value: Any, least: int = 1, most: int = 2**31) -> int:
+    """`value` as an int, if it is a whole number (numpy's too) from `least` to `most`.
 
     >>> check_count("n_passes", 0)
     Traceback (most recent call last):
     ValueError: `n_passes` must be a whole number of at least 1; got 0.
     """
-    if type(value) is int and least <= value <= 2**31:
+    if type(value) is int and least <= value <= most:
         return value
     count = None if isinstance(value, bool) else _whole(value)
     if count is None or count < least:
         raise ValueError(f"`{name}` must be a whole number of at least {least}; got {value!r}.")
-    if count > 2**31:
-        raise ValueError(f"`{name}` must be at most 2^31; got {value!r}.")
+    if count > most:
+        raise ValueError(f"`{name}` must be at most {'2^31' if most == 2**31 else most}; got {value!r}.")
     return count
 
 
@@ -218,11 +218,10 @@ def check_any_seed(seed: Any) -> int | None:
     return whole
 
 
-def _networks(name: str, value: Any) -> int:
-    count = check_count(name, value)
-    if count > 2**10:
-        raise ValueError(f"`{name}` must be at most 1024; got {value!r}.")
-    return count
+def _noise(name: str, value: Any) -> Any:
+    if value not in ("constant", "heteroscedastic"):
+        raise ValueError(f'`{name}` must be "constant" or "heteroscedastic"; got {value!r}.')
+    return value
 
 
 def _seed_of_64_bits(name: str, value: Any) -> int:
@@ -246,6 +245,7 @@ RULES: dict[str, Callable[[str, Any], Any]] = {
     "input_dropout": check_share,
     "length_scale": partial(check_number, least=0),
     "learning_rate": partial(check_number, above=0),
+    "noise": _noise,
     "seed": _seed_of_64_bits,
     "hidden_layer_sizes": check_widths,
     "n_passes": check_count,
@@ -254,6 +254,6 @@ RULES: dict[str, Callable[[str, Any], Any]] = {
     "epochs": check_count,
     "batch_size": check_count,
     "patience": check_count,
-    "n_ensemble": _networks,
+    "n_ensemble": partial(check_count, most=2**10),
     "validation_fraction": check_share,
 }

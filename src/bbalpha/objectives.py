@@ -116,10 +116,7 @@ def cross_entropy(
     elif target.shape == outputs.shape[1:]:
         check_real("target", target)
         soft = target.to(log_probs.dtype).movedim(class_axis - 1, -1)  # (N, ..., C)
-        losses, counts = (
-            -(soft * log_probs).sum(-1),
-            None,
-        )  # the paper's code: y_c log p_c inside the log-sum-exp
+        losses, counts = -(soft * log_probs).sum(-1), None  # the paper's code: y_c log p_c inside the log-sum-exp
     else:
         hint = " Are the classes on the last axis? Use class_axis=-1." if target.shape == outputs.shape[1:-1] else ""
         raise ValueError(
@@ -204,11 +201,8 @@ def gaussian_nll(
     tau = check_precision(precision, outputs)
     log_tau = tau.log() if isinstance(tau, Tensor) else math.log(tau)
     losses = gaussian_losses(outputs, target.to(outputs.dtype), tau, log_tau)  # (K, N, D)
-    return _reduce(
-        _log_mean_exp(losses.flatten(2).sum(2) if losses.ndim > 2 else losses, alpha),
-        sample_weight,
-        reduction,
-    )
+    losses = losses.flatten(2).sum(2) if losses.ndim > 2 else losses  # (K, N)
+    return _reduce(_log_mean_exp(losses, alpha), sample_weight, reduction)
 
 
 def gaussian_losses(outputs: Tensor, target: Tensor, tau: float | Tensor, log_tau: float | Tensor) -> Tensor:
@@ -319,14 +313,9 @@ class CrossEntropy(nn.Module):
     ) -> Tensor:
         """Mean alpha loss of the logits `outputs` (K, N, C)."""
         return cross_entropy(
-            logits_of(outputs),
-            target,
-            self.alpha,
-            class_axis=self.class_axis,
-            positions=self.positions,
-            ignore_index=self.ignore_index,
-            sample_weight=sample_weight,
-        )
+            logits_of(outputs), target, self.alpha, class_axis=self.class_axis, positions=self.positions,
+            ignore_index=self.ignore_index, sample_weight=sample_weight,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         """The alpha shown by print."""

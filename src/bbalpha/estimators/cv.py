@@ -10,7 +10,7 @@ fitted again on all rows, the way RidgeCV does.
 import os
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Any, Literal, Self
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
@@ -22,18 +22,21 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from bbalpha.checks import RULES, check_count
 from bbalpha.estimators.base import Array, WholeFit, diverged, targets, weights
 from bbalpha.estimators.choices import member, random_rates, train_together
-from bbalpha.estimators.single import BBAlphaClassifier, BBAlphaRegressor, check_noise
+from bbalpha.estimators.classifier import BBAlphaClassifier, class_indices
+from bbalpha.estimators.regressor import BBAlphaRegressor
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
 from bbalpha.training.bank import Likelihood
 
+Final = TypeVar("Final", BBAlphaRegressor, BBAlphaClassifier)
 
-class _Search(WholeFit):
+
+class _Search(WholeFit, Generic[Final]):
     """The search; what is fitted in the end is the subclass's."""
 
     _fitted_names = (
         *WholeFit._fitted_names, "best_estimator_", "best_score_", "cv_results_", "alpha_", "dropout_", "length_scale_",
     )  # fmt: skip
-    best_estimator_: Any
+    best_estimator_: Final
 
     def __init__(
         self,
@@ -127,20 +130,24 @@ class _Search(WholeFit):
 
     def _final(self, best: dict[str, float]) -> dict[str, Any]:
         """Arguments of the estimator that is fitted on all rows."""
-        shared = ("hidden_layer_sizes", "input_dropout", "n_passes", "n_predict_passes", "epochs", "batch_size",
-                  "learning_rate", "n_ensemble", "validation_fraction", "patience")  # fmt: skip
-        return {name: getattr(self, name) for name in shared} | best | {"random_state": self.seed_}
+        own = ("alphas", "dropouts", "length_scales", "cv")
+        shared = {name: value for name, value in self.get_params(deep=False).items() if name not in own}
+        return shared | best | {"random_state": self.seed_}
 
     def __sklearn_is_fitted__(self) -> bool:
         return "best_estimator_" in vars(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the estimator that was fitted on all rows; `load_estimator` reads it."""
+        self._fitted().save(path)
+
+    def _fitted(self) -> Final:
+        """The estimator that was fitted on all rows."""
         check_is_fitted(self)
-        self.best_estimator_.save(path)
+        return self.best_estimator_
 
 
-class BBAlphaRegressorCV(RegressorMixin, _Search):
+class BBAlphaRegressorCV(RegressorMixin, _Search[BBAlphaRegressor]):
     """`BBAlphaRegressor` with alpha, dropout and prior chosen by cross-validated log-likelihood.
 
     Args:
@@ -205,17 +212,12 @@ class BBAlphaRegressorCV(RegressorMixin, _Search):
         """Choose by cross-validation within `X` (N, F) and `y` (N,) or (N, D), then fit on all of it."""
         return self._fit_whole(X, y, sample_weight)
 
-    def _checked(self) -> dict[str, Any]:
-        check_noise(self.noise)
-        return super()._checked()
-
     def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
         rows, target = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         weight = weights(sample_weight, rows)
         likelihood: Likelihood = "gaussian" if self.noise == "constant" else "heteroscedastic"
         best = self._search(rows, targets(target), weight, likelihood)
-        settings = self._final(best) | {"noise": self.noise}
-        self.best_estimator_ = BBAlphaRegressor(**settings).fit(X, y, sample_weight=weight)
+        self.best_estimator_ = BBAlphaRegressor(**self._final(best)).fit(X, y, sample_weight=weight)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean; with `return_std` also its standard deviation."""
@@ -241,18 +243,13 @@ class BBAlphaRegressorCV(RegressorMixin, _Search):
         """The predictive distribution itself, in units of y."""
         return self._fitted().predictive(X)
 
-    def _fitted(self) -> BBAlphaRegressor:
-        check_is_fitted(self)
-        best: BBAlphaRegressor = self.best_estimator_
-        return best
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
 
 
-class BBAlphaClassifierCV(ClassifierMixin, _Search):
+class BBAlphaClassifierCV(ClassifierMixin, _Search[BBAlphaClassifier]):
     """`BBAlphaClassifier` with alpha, dropout and prior chosen by cross-validated log-likelihood.
 
     Arguments and attributes are those of `BBAlphaRegressorCV`; folds are stratified.
@@ -272,11 +269,8 @@ class BBAlphaClassifierCV(ClassifierMixin, _Search):
     def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(labels)
-        classes, index = np.unique(labels, return_inverse=True)
-        if len(classes) < 2:
-            raise ValueError(f"`y` must hold at least 2 classes; got 1 class: {classes[0]!r}.")
         weight = weights(sample_weight, rows)
-        best = self._search(rows, index, weight, "categorical")
+        best = self._search(rows, class_indices(labels)[1], weight, "categorical")
         self.best_estimator_ = BBAlphaClassifier(**self._final(best)).fit(X, y, sample_weight=weight)
         self.classes_ = self.best_estimator_.classes_
 
@@ -303,11 +297,6 @@ class BBAlphaClassifierCV(ClassifierMixin, _Search):
     def predictive(self, X: Any) -> ClassificationPrediction:
         """The predictive distribution itself; classes are indices into `classes_`."""
         return self._fitted().predictive(X)
-
-    def _fitted(self) -> BBAlphaClassifier:
-        check_is_fitted(self)
-        best: BBAlphaClassifier = self.best_estimator_
-        return best
 
 
 def _results(candidates: Sequence[dict[str, float]], scores: Array) -> dict[str, Any]:

@@ -69,14 +69,9 @@ class Bank:
 
     @classmethod
     def start(
-        cls,
-        x: Tensor,
-        y: Tensor,
-        members: Sequence[Member],
-        hidden: Sequence[int],
-        likelihood: Likelihood,
+        cls, x: Tensor, y: Tensor, members: Sequence[Member], hidden: Sequence[int], likelihood: Likelihood,
         weight: Tensor | None,
-    ) -> "Bank":
+    ) -> "Bank":  # fmt: skip
         """Fresh members, standardised by their own rows."""
         outputs = int(y.max()) + 1 if likelihood == "categorical" else y.shape[1]
         outputs *= 2 if likelihood == "heteroscedastic" else 1

@@ -25,11 +25,12 @@ from bbalpha._engine.planning import Masks
 from bbalpha._files import FolderInUseError, Lock, Restoring
 from bbalpha._kernels import draw_seed
 from bbalpha.checks import check_any_seed, check_count, check_model, check_number
-from bbalpha.training.feed import held_out, source
+from bbalpha.training.feed import Source, held_out, source
 from bbalpha.training.loop import History as History
-from bbalpha.training.loop import Objective, Training, on_device, state_in
+from bbalpha.training.loop import Objective, Training, on_device
 from bbalpha.training.loop import Progress as Progress
 from bbalpha.training.optimizers import Groups, make_optimizer
+from bbalpha.training.resuming import state_in
 
 
 def fit(
@@ -102,18 +103,12 @@ def fit(
     length_scale = None if length_scale is None else check_number("length_scale", length_scale, least=0)
     max_grad_norm = None if max_grad_norm is None else check_number("max_grad_norm", max_grad_norm, above=0)
     seed = check_any_seed(seed)
-    folder = None if checkpoint is None else Path(checkpoint)
+    folder, parameter = None if checkpoint is None else Path(checkpoint), next(model.parameters())
     before = _Before(model, seeded=seed is not None, mixed=amp is not None)
     with Restoring(before.put_back), Restoring(before.put_back), _alone(folder):
         state = None if folder is None else state_in(folder)
         base = seed if seed is not None else state["seed"] if state else draw_seed(None)
-        parameter = next(model.parameters())
-        if isinstance(validation, numbers.Real) and not isinstance(validation, bool):
-            data, validation = held_out(data, float(validation), base)
-        train = source(data, batch_size=batch_size, dtype=parameter.dtype)
-        held = None
-        if validation is not None:
-            held = source(validation, batch_size=256, dtype=parameter.dtype, shuffle=False, name="validation")
+        train, held = _sources(data, validation, batch_size, parameter.dtype, base)
         if isinstance(objective, nn.Module):
             objective.to(parameter.device)
         made, penalty = make_optimizer(
@@ -124,8 +119,7 @@ def fit(
         run = Training(
             model, objective, train, held, made, penalty, base, epochs=epochs, n_passes=n_passes, schedule=schedule,
             patience=patience, masks=masks, max_grad_norm=max_grad_norm, amp=amp, callback=callback, folder=folder,
-            every=every,
-            facts={
+            every=every, facts={
                 "n_data": train.n_data, "batch_size": batch_size, "length_scale": length_scale, "seed": seed,
                 "learning_rate": learning_rate if optimizer is None else None,
             },
@@ -147,6 +141,18 @@ def cosine(share: float) -> float:
 
 
 # ------------------------------------------------------------------------------ helpers
+
+
+def _sources(
+    data: Any, validation: Any, batch_size: int, dtype: torch.dtype, seed: int
+) -> tuple[Source, Source | None]:
+    """Where batches come from, in training and, where it is asked for, in validation."""
+    if isinstance(validation, numbers.Real) and not isinstance(validation, bool):
+        data, validation = held_out(data, float(validation), seed)
+    train = source(data, batch_size=batch_size, dtype=dtype)
+    if validation is None:
+        return train, None
+    return train, source(validation, batch_size=256, dtype=dtype, shuffle=False, name="validation")
 
 
 class _Before:

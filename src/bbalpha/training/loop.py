@@ -1,8 +1,4 @@
-"""The loop of `fit`: steps and epochs, the state of a run as a folder, and what went wrong where a loss is no number.
-
-A run is told from others by its fingerprint: all that its steps follow from. Where a folder holds the state of the same
-run, it is taken up; any other state is refused.
-"""
+"""The loop of `fit`: steps and epochs, the state of a run as a folder, and what is wrong where a loss is no number."""
 
 import copy
 import math
@@ -22,10 +18,11 @@ from bbalpha._engine.inputs import Inputs
 from bbalpha._engine.planning import Masks
 from bbalpha._kernels import step_seed
 from bbalpha._torch import tree_leaves, tree_map
-from bbalpha.checkpoint import CorruptModelError, check_state, newest_state, write_state
+from bbalpha.checkpoint import CorruptModelError, check_state, write_state
 from bbalpha.sampling import sample
 from bbalpha.training import fingerprint
 from bbalpha.training.feed import Batch, Source, rng_state, set_rng_state
+from bbalpha.training.resuming import KIND, check_same
 
 Objective = Callable[..., Tensor]
 
@@ -209,7 +206,8 @@ class Training:
         self.scaler.scale(total).backward()
         value = loss.item()
         if not math.isfinite(value):
-            raise ValueError(f"The loss of {self._where()} is {value}: {self._cause(x, target)}")
+            where = f"epoch {self.epoch + 1}, step {self.step + 1}"
+            raise ValueError(f"The loss of {where} is {value}: {self._cause(x, target)}")
         if self.max_grad_norm is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
@@ -264,9 +262,6 @@ class Training:
             self.halted = True
 
     # ---- numbers that are none
-
-    def _where(self) -> str:
-        return f"epoch {self.epoch + 1}, step {self.step + 1}"
 
     def _explain(self, error: ValueError) -> None:
         """An error about a precision that nobody gave: it was learned or predicted."""
@@ -331,7 +326,7 @@ class Training:
         self._check_weights()
         scheduler = self.schedule.state_dict() if isinstance(self.schedule, LRScheduler) else None
         content = {
-            "kind": _KIND, "fingerprint": self.fingerprint, "weights": self._weights(), "best": self.best,
+            "kind": KIND, "fingerprint": self.fingerprint, "weights": self._weights(), "best": self.best,
             "optimizer": self.optimizer.state_dict(), "schedule": scheduler, "scaler": self.scaler.state_dict(),
             "rng": rng_state(), "epoch_rng": self.epoch_rng, "seed": self.seed, "epoch": self.epoch,
             "batch": self.batch, "step": self.step, "sums": self.sums, "halted": self.halted,
@@ -342,7 +337,7 @@ class Training:
 
     def _resume(self, content: Mapping[str, Any]) -> bool:
         """Take up a state; whether it is one from within an epoch."""
-        self._check_same(content["fingerprint"])
+        check_same(content["fingerprint"], self.fingerprint, self.folder)
         if content["epoch"] > self.epochs:
             raise ValueError(
                 f"`epochs` must be at least {content['epoch']}, as many as the run in `checkpoint` has done; "
@@ -368,48 +363,13 @@ class Training:
         self._restore(content["weights"])
         return bool(self.batch)
 
-    def _check_same(self, before: Mapping[str, Any]) -> None:
-        """Refuse the state of another run, and name what differs."""
-        for key, now in self.fingerprint.items():
-            if key not in before:
-                raise ValueError(
-                    f"`checkpoint` holds a run of an older bbalpha, which did not note its `{key}`. Choose another "
-                    f"folder, or delete {str(self.folder)!r}."
-                )
-            was = before[key]
-            if was == now:
-                continue
-            if isinstance(was, dict) and isinstance(now, dict):  # name the part
-                part = next(k for k in (*now, *was) if was.get(k) != now.get(k))
-                was, now = f"{part} {was.get(part)}", now.get(part)
-            raise ValueError(
-                f"`checkpoint` holds a run with another `{key}` ({was}, now {now}). "
-                f"Choose another folder, or delete {str(self.folder)!r}."
-            )
-
 
 # ------------------------------------------------------------------------------ helpers
 
-_KIND = "training state"
-_NEEDED = ("weights", "best", "optimizer", "schedule", "scaler", "rng", "epoch_rng", "sums", "halted", "loss", "nll",
-           "rates", "steps_an_epoch")  # fmt: skip
 _PRECISION = (
     "the learned precision grows without bound, because `target` is constant or fitted exactly. "
     "Fix it, as in GaussianNLL(precision=100.0), or train for fewer epochs."
 )
-
-
-def state_in(folder: Path) -> dict[str, Any] | None:
-    """The newest state of a run of `fit` in a folder, None if it holds none."""
-    content = newest_state(folder)
-    if content is None:
-        return None
-    if content.get("kind") != _KIND or not isinstance(content.get("fingerprint"), dict):
-        raise ValueError(f"`checkpoint` must be new or hold a run of `fit`; {str(folder)!r} holds something else.")
-    whole = all(type(content.get(name)) is int for name in ("seed", "epoch", "batch", "step"))
-    if not whole or not content.keys() >= set(_NEEDED):
-        raise CorruptModelError(f"{str(folder)!r} is not of the form that `fit` writes. Delete it, and begin anew.")
-    return content
 
 
 def on_device(value: Any, device: torch.device) -> Any:

@@ -1,43 +1,30 @@
-"""scikit-learn estimators: `BBAlphaRegressor` and `BBAlphaClassifier`.
+"""`BBAlphaRegressor`: a dropout network for real targets.
 
-Inputs (and targets of regression) are standardised inside; results are in the units of `y`. Predictions share the
-masks of each pass over all rows, from a seed kept at `fit`, so a row gets the same answer in any company.
+Inputs and targets are standardised inside; results are in the units of `y`. Predictions share the masks of each pass
+over all rows, from a seed kept at `fit`, so a row gets the same answer in any company.
 
     model = BBAlphaRegressor(alpha=0.5).fit(X, y)
     mean, std = model.predict(X_new, return_std=True)
     low, high = model.predict_interval(X_new, coverage=0.9)
 """
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
-from bbalpha.checks import check_count
-from bbalpha.estimators.base import (
-    Array,
-    DropoutEstimator,
-    Module,
-    check_converged,
-    read_content,
-    some_rows,
-    targets,
-    weights,
-)
-from bbalpha.objectives import CrossEntropy, GaussianNLL
-from bbalpha.prediction import predict_classification, predict_regression
-from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
+from bbalpha.checks import RULES, check_count
+from bbalpha.estimators.base import Array, DropoutEstimator, Module, check_converged, some_rows, targets, weights
+from bbalpha.objectives import GaussianNLL
+from bbalpha.prediction import predict_regression
+from bbalpha.predictive import RegressionPrediction
 from bbalpha.training.bank import Likelihood, SplitNLL, split_heads, standardiser
-
-# ------------------------------------------------------------------------------ regression
 
 
 class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
@@ -111,10 +98,6 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on `X` (N, F) and `y` (N,) or (N, D); returns self."""
         return self._fit_whole(X, y, sample_weight)
-
-    def _checked(self) -> dict[str, Any]:
-        check_noise(self.noise)
-        return super()._checked()
 
     def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
@@ -204,7 +187,7 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         return len(self.y_mean_) * (2 if self._splits() else 1)
 
     def _shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
-        check_noise(self.noise_)
+        RULES["noise"]("noise", self.noise_)
         if self.y_ndim_ not in (1, 2) or (self.noise_ == "constant") != ("precision_" in vars(self)):
             raise ValueError("`y_ndim_` and `precision_` must be those of a fit; they do not fit the rest.")
         D = self._standard(x, 2).mean.shape[1]
@@ -218,111 +201,3 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
-
-
-# ------------------------------------------------------------------------------ classification
-
-
-class BBAlphaClassifier(ClassifierMixin, DropoutEstimator):
-    """A dropout network for classes, trained with the alpha objective; knows how unsure it is.
-
-    Arguments are those of `BBAlphaRegressor`, but for `noise`; `dropout` is 0.05, `n_ensemble` 1, and no rows are held
-    out, unless asked for otherwise; a `module` gives logits (N, C).
-
-    >>> X = np.linspace(-1, 1, 64)[:, None]
-    >>> model = BBAlphaClassifier(epochs=20, random_state=0).fit(X, X[:, 0] > 0)
-    >>> model.predict([[-0.9], [0.9]]), model.predict_proba([[0.0]]).shape
-    (array([False,  True]), (1, 2))
-    """
-
-    _fitted_names = (*DropoutEstimator._fitted_names, "classes_")
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train on `X` (N, F) and labels `y` (N,); returns self. A row of weight 0 is as if it were not there."""
-        return self._fit_whole(X, y, sample_weight)
-
-    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
-        X, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
-        weight = weights(sample_weight, X)
-        if weight is not None:
-            X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
-        self.classes_, index = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(f"`y` must hold at least 2 classes; got 1 class: {self.classes_[0]!r}.")
-        self._train(X, torch.as_tensor(index), weight)
-        rows = some_rows(len(X))
-        shares = np.bincount(index, weight) / (len(index) if weight is None else weight.sum())
-        found = self._standard(self._standardised(X[rows])).log_probs.numpy()[np.arange(len(rows)), index[rows]]
-        check_converged(self, found - np.log(shares[index[rows]]))
-
-    def predict(self, X: Any) -> Array:
-        """The likeliest class (N,)."""
-        likeliest = self.predict_proba(X).argmax(1)
-        label: Array = self.classes_[likeliest]
-        return label
-
-    def predict_proba(self, X: Any) -> Array:
-        """Mean probabilities over passes, in the order of `classes_` (N, C)."""
-        return self.predictive(X).probs.numpy()
-
-    def predict_log_proba(self, X: Any) -> Array:
-        """Their logarithm (N, C)."""
-        return self.predictive(X).log_probs.numpy()
-
-    def predict_entropy(self, X: Any) -> Array:
-        """Entropy of the mean probabilities, in nats: the whole uncertainty (N,)."""
-        return self.predictive(X).entropy.numpy()
-
-    def predict_mutual_information(self, X: Any) -> Array:
-        """How much the passes disagree, in nats: what more data would settle (N,)."""
-        return self.predictive(X).mutual_information.numpy()
-
-    def predictive(self, X: Any) -> ClassificationPrediction:
-        """The predictive distribution itself; classes are indices into `classes_`."""
-        return self._standard(self._inputs(X))
-
-    def _standard(self, x: Tensor, n_passes: int | None = None) -> ClassificationPrediction:
-        """That of standardised rows; `n_passes` are of each network."""
-        n_passes = n_passes or self._passes()
-        parts = [
-            predict_classification(
-                network, x.float() if self.uses_module_ else x, n_passes=n_passes, masks="shared",
-                seed=self.seed_ + i, progress=False,
-            )
-            for i, network in enumerate(self._predictors())
-        ]  # fmt: skip
-        log_probs = torch.stack([p.log_probs for p in parts]).logsumexp(0) - np.log(len(parts))
-        expected = torch.stack([p.expected_entropy for p in parts]).mean(0)
-        votes = torch.stack([p.votes for p in parts]).mean(0)
-        return ClassificationPrediction(log_probs, expected, votes, n_passes * len(parts))
-
-    def _objective(self) -> nn.Module:
-        return CrossEntropy(self.alpha)
-
-    def _likelihood(self) -> Likelihood:
-        return "categorical"
-
-    def _n_outputs(self) -> int:
-        return len(self.classes_)
-
-    def _shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
-        return {"classes_": (self._standard(x, 2).log_probs.shape[1],)}
-
-
-# ------------------------------------------------------------------------------ helpers
-
-
-def check_noise(noise: Any) -> None:
-    """An error if `noise` is not a kind of noise."""
-    if noise not in ("constant", "heteroscedastic"):
-        raise ValueError(f'`noise` must be "constant" or "heteroscedastic"; got {noise!r}.')
-
-
-def load_estimator(path: str | os.PathLike[str], *, module: Module | None = None) -> Any:
-    """The estimator in a folder written by `save`, of whichever class it is."""
-    kind = read_content(path)["kind"]
-    for estimator in (BBAlphaRegressor, BBAlphaClassifier):
-        if kind == estimator.__name__:
-            return estimator.load(path, module=module)
-    raise ValueError(f"`path` must hold an estimator; {str(path)!r} holds a {kind}.")
