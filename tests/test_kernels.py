@@ -127,6 +127,21 @@ def test_under_vmap_and_torch_func():
     torch.testing.assert_close(slope, plain)
 
 
+def test_in_place_is_out_of_place():
+    noise = noise_of((50, 60), 0.5, count=4)
+    x = torch.randn(4, 50, 60, requires_grad=True)
+    weight = torch.randn(4, 50, 60)
+
+    def through(overwrite):
+        z = x * 1.0
+        y = kernels.relu_dropout(z, noise, overwrite=overwrite)
+        assert (y.data_ptr() == z.data_ptr()) == overwrite
+        return y, torch.autograd.grad(((y * 1.0) * weight).sum(), x)[0]
+
+    for got, want in zip(through(True), through(False), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
 def test_the_fused_kernel_keeps_its_output_and_nothing_else():
     noise = noise_of((100, 100), 0.5)
     kept = []

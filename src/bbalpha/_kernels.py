@@ -98,7 +98,9 @@ class Noise:
 
 
 class Passes:
-    """The generators of `count` passes from `first` on, and the noise they draw.
+    """The generators of `count` passes from `first` on, and the one place where their noise is drawn.
+
+    Asked for a site, it gives the noise of all passes at once.
 
     Each pass consumes its generator in the order of the random sites it meets, so all ways of running the
     passes must ask in that order and with the shape of a single pass.
@@ -123,15 +125,15 @@ class Passes:
 
     def noise(self, shape: Sequence[int], rate: float) -> Noise:
         """Noise of shape (count, *shape) that drops units at `rate`, each pass from its own generator."""
-        return self._drawn([(shape, rate)])[0]
+        return self.noises([(shape, rate)])[0]
 
-    def noises(self, sites: Sequence[tuple[Sequence[int], float]]) -> list[Noise]:
-        """The noise of several sites at once, as if asked for one after the other."""
-        return self._drawn(sites)
+    def noises(self, sites: Sequence[tuple[Sequence[int], float]], factors: torch.dtype | None = None) -> list[Noise]:
+        """The noise of several sites at once, as if asked for one after the other.
 
-    def factors(self, sites: Sequence[tuple[Sequence[int], float]], dtype: torch.dtype) -> list[Noise]:
-        """`noises` as numbers to multiply with: fewer steps where there is little to do."""
-        return self._drawn(sites, dtype)
+        As `factors` of that dtype, numbers to multiply with, it takes fewer steps where there is little to do.
+        """
+        with self.plain():
+            return draw_noise(self.generators, sites, self.device, factors)
 
     def dimming(self, shape: Sequence[int], dtype: torch.dtype) -> Noise:
         """Factors from 1/2 to 3/2 of shape (count, *shape), where no unit may be lost."""
@@ -139,12 +141,6 @@ class Passes:
         for one, generator in zip(values, self.generators, strict=True):
             one.uniform_(0.5, 1.5, generator=generator)
         return Noise(values, None, 1.0)
-
-    def _drawn(self, sites: Sequence[tuple[Sequence[int], float]], dtype: torch.dtype | None = None) -> list[Noise]:
-        if not self.transformed:
-            return draw_noise(self.generators, sites, self.device, dtype)
-        with self.plain():
-            return draw_noise(self.generators, sites, self.device, dtype)
 
 
 def draw_noise(
@@ -254,16 +250,19 @@ def dropout(x: Tensor, noise: Noise) -> Tensor:
     >>> dropout(torch.ones(1, 1000), noise).unique()
     tensor([0., 2.])
     """
-    return _apply(x, noise, relu=False)
+    return _apply(x, noise, False, False)
 
 
-def relu_dropout(x: Tensor, noise: Noise) -> Tensor:
-    """dropout(relu(x)) in one step: keeps its output for the backward and neither x nor the mask."""
-    return _apply(x, noise, relu=True)
+def relu_dropout(x: Tensor, noise: Noise, *, overwrite: bool = False) -> Tensor:
+    """dropout(relu(x)) in one step: keeps its output for the backward and neither x nor the mask.
+
+    With `overwrite` in the place of x, which has the shape of the noise and is needed by nobody else.
+    """
+    return _apply(x, noise, True, overwrite)
 
 
-def _apply(x: Tensor, noise: Noise, *, relu: bool) -> Tensor:
-    args = (x, *noise.apart, relu)
+def _apply(x: Tensor, noise: Noise, relu: bool, overwrite: bool) -> Tensor:
+    args = (x, *noise.apart, relu, overwrite)
     if x.requires_grad or transforms_active() or torch.compiler.is_compiling():
         return apply_function(_Dropout, *args)
     with torch.no_grad():
@@ -301,24 +300,26 @@ class _Dropout(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, values: Tensor, threshold: int | None, scale: float, relu: bool) -> Tensor:
-        out = select(x, values, threshold, scale)
+    def forward(x: Tensor, values: Tensor, threshold: int | None, scale: float, relu: bool, overwrite: bool) -> Tensor:
+        out = select(x, values, threshold, scale, out=x if overwrite else None)
         return out.relu_() if relu else out
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int | None, float, bool], output: Tensor) -> None:
-        x, values, ctx.threshold, ctx.scale, relu = inputs
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, values, ctx.threshold, ctx.scale, relu, overwrite = inputs
         ctx.shape = x.shape
+        if overwrite:
+            ctx.mark_dirty(x)
         if relu:  # the output is positive exactly where x was positive and the unit was kept
             values, ctx.threshold = output, 0
         ctx.save_for_backward(values)
         ctx.save_for_forward(values)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         (values,) = ctx.saved_tensors
         grad = select(grad, values, ctx.threshold, ctx.scale)
-        return grad if grad.shape == ctx.shape else grad.sum_to_size(ctx.shape), None, None, None, None
+        return grad if grad.shape == ctx.shape else grad.sum_to_size(ctx.shape), None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:

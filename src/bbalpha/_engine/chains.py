@@ -10,7 +10,7 @@ are left to autograd, on a second run with the same masks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -123,10 +123,11 @@ class _Chain:
                     self.stacked = True
                     h, i = self.gathering.run(i, batches)
                     continue
-                h = self.dropped(h, layer, kernels.dropout)
+                h = self.dropped(h, layer)
             elif type(layer) is nn.ReLU and self._fuses(i):
+                ours = i > 0 and type(self.layers[i - 1]) in (nn.Linear, *kinds.CONVOLUTIONS)
                 i += 1
-                h = self.dropped(h, self.layers[i], kernels.relu_dropout)
+                h = self.relu_dropped(h, self.layers[i], overwrite=ours)
             else:
                 h = _apply(layer, h)
             i += 1
@@ -139,17 +140,30 @@ class _Chain:
         then = self.layers[i + 1]
         return type(then) in kinds.UNIT_DROPOUT and 0 < then.p < 1
 
-    def dropped(self, h: Tensor, layer: Any, kernel: Callable[[Tensor, Noise], Tensor]) -> Tensor:
-        """Dropout of h by `kernel`, stacked or not yet: (K * N, ...)."""
+    def dropped(self, h: Tensor, layer: Any) -> Tensor:
+        """Dropout of h, stacked or not yet: (K * N, ...)."""
         rows = self._split(h)
         if layer.p == 1:
             return rows.expand(self.passes.count, *rows.shape[-h.ndim :]).flatten(0, 1) * 0.0
-        drawn = list(rows.shape[-h.ndim :])
+        return kernels.dropout(rows, self._noise(rows.shape[-h.ndim :], layer)).flatten(0, 1)
+
+    def relu_dropped(self, h: Tensor, layer: Any, *, overwrite: bool) -> Tensor:
+        """Dropout of relu(h), over h itself if nobody else needs it: (K * N, ...)."""
+        overwrite = overwrite and self.stacked and not self.shared and self.may_be_ours(h)
+        rows = self._split(h)
+        noise = self._noise(rows.shape[-h.ndim :], layer)
+        if overwrite:  # stay with h: in-place on a view costs autograd dear
+            noise = replace(noise, values=noise.values.flatten(0, 1))
+            return kernels.relu_dropout(h, noise, overwrite=True)
+        return kernels.relu_dropout(rows, noise).flatten(0, 1)
+
+    def _noise(self, shape: torch.Size, layer: Any) -> Noise:
+        drawn = list(shape)
         if type(layer) in kinds.CHANNEL_DROPOUT:
-            drawn[2:] = [1] * (h.ndim - 2)
+            drawn[2:] = [1] * (len(shape) - 2)
         if self.shared:
             drawn[0] = 1
-        return kernel(rows, self.passes.noise(drawn, layer.p)).flatten(0, 1)
+        return self.passes.noise(drawn, layer.p)
 
     def _split(self, h: Tensor) -> Tensor:
         """(K, N, ...) of what is stacked; from here on everything is."""
@@ -262,7 +276,7 @@ def _noises(parts: Sequence[Block], passes: Passes, x: Tensor, rows: int) -> Ite
             sites.append(((rows, width), b.rate))
         width = b.linear.out_features if b.linear is not None else width
     little = passes.count * sum(n * d for (n, d), _ in sites) <= _LITTLE
-    drawn = iter(passes.factors(sites, x.dtype)) if little else (passes.noise(*site) for site in sites)
+    drawn = iter(passes.noises(sites, x.dtype)) if little else (passes.noise(*site) for site in sites)
     for b in parts:
         yield next(drawn) if b.rate else None
 

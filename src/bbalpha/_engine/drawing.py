@@ -105,7 +105,7 @@ class Drawing:
         if self.dimmed:
             noise = self.passes.dimming(drawn, x.dtype)
         elif self.strategy == "vmap" and self.passes.count * drawn.numel() <= _LITTLE and x.dtype in _WIDE:
-            noise = self.passes.factors([(drawn, rate)], x.dtype)[0]
+            noise = self.passes.noises([(drawn, rate)], x.dtype)[0]
         else:
             noise = self.passes.noise(drawn, rate)
         values = self._per_pass(expand(noise.values))
