@@ -46,47 +46,22 @@ if TYPE_CHECKING:
     from bbalpha.training import History, fit
 
 _HOMES = {
-    "_engine.sites": ["stochastic"],
-    "attacks": ["fgsm", "iterative_fgsm"],
-    "checkpoint": ["load", "save"],
-    "convert": ["Audit", "add_dropout", "audit", "remove_dropout"],
-    "detection": ["Detector"],
-    "estimators": [
-        "BBAlphaClassifier",
-        "BBAlphaClassifierCV",
-        "BBAlphaRegressor",
-        "BBAlphaRegressorCV",
-        "load_estimator",
-    ],
-    "layers": [
-        "ConcreteDropout",
-        "DropConnect",
-        "DropConnectConv1d",
-        "DropConnectConv2d",
-        "DropConnectConv3d",
-        "DropConnectGRU",
-        "DropConnectLSTM",
-        "DropConnectLinear",
-        "Dropout",
-        "GaussianDropout",
-        "GaussianLinear",
-    ],
-    "objectives": [
-        "AlphaLoss",
-        "CrossEntropy",
-        "GaussianNLL",
-        "alpha_loss",
-        "binary_cross_entropy",
-        "cross_entropy",
-        "gaussian_nll",
-    ],
-    "prediction": ["predict_classification", "predict_regression"],
-    "predictive": ["ClassificationPrediction", "RegressionPrediction"],
-    "priors": ["param_groups", "prior_kl"],
-    "sampling": ["sample"],
-    "training": ["History", "fit"],
+    "_engine.sites": "stochastic",
+    "attacks": "fgsm iterative_fgsm",
+    "checkpoint": "load save",
+    "convert": "Audit add_dropout audit remove_dropout",
+    "detection": "Detector",
+    "estimators": "BBAlphaClassifier BBAlphaClassifierCV BBAlphaRegressor BBAlphaRegressorCV load_estimator",
+    "layers": "ConcreteDropout DropConnect DropConnectConv1d DropConnectConv2d DropConnectConv3d "
+    "DropConnectGRU DropConnectLSTM DropConnectLinear Dropout GaussianDropout GaussianLinear",
+    "objectives": "AlphaLoss CrossEntropy GaussianNLL alpha_loss binary_cross_entropy cross_entropy gaussian_nll",
+    "prediction": "predict_classification predict_regression",
+    "predictive": "ClassificationPrediction RegressionPrediction",
+    "priors": "param_groups prior_kl",
+    "sampling": "sample",
+    "training": "History fit",
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = list(_HOME)
 

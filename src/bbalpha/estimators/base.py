@@ -29,6 +29,11 @@ Module = nn.Module | Callable[[int, int], nn.Module]
 _OPTIONAL = ("dropout", "input_dropout", "epochs", "batch_size", "n_ensemble", "validation_fraction", "patience")
 
 
+def keep_arguments(estimator: Any, given: Mapping[str, Any]) -> None:
+    """Set what the constructor of `estimator` was given, its `locals()`, as attributes, as scikit-learn wants it."""
+    vars(estimator).update({name: value for name, value in given.items() if name not in ("self", "__class__")})
+
+
 class WholeFit(BaseEstimator, ABC):
     """An estimator whose fitted state changes at once, at the end of `fit`, or not at all."""
 
@@ -65,43 +70,6 @@ class DropoutEstimator(WholeFit):
     )  # fmt: skip
     networks_: list[nn.Module]
     objectives_: list[Any]
-
-    def __init__(
-        self,
-        alpha: float = 0.5,
-        *,
-        hidden_layer_sizes: int | Sequence[int] = (50,),
-        dropout: float | None = 0.05,
-        input_dropout: float | None = None,
-        length_scale: float = 1.0,
-        n_passes: int = 10,
-        n_predict_passes: int = 100,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float = 0.01,
-        n_ensemble: int | None = 1,
-        validation_fraction: float | None = 0.0,
-        patience: int | None = None,
-        module: Module | None = None,
-        verbose: bool = False,
-        random_state: Any = None,
-    ) -> None:
-        self.alpha = alpha
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.dropout = dropout
-        self.input_dropout = input_dropout
-        self.length_scale = length_scale
-        self.n_passes = n_passes
-        self.n_predict_passes = n_predict_passes
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.n_ensemble = n_ensemble
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.module = module
-        self.verbose = verbose
-        self.random_state = random_state
 
     def _checked(self) -> dict[str, Any]:
         if self.module is not None and not callable(self.module):
@@ -168,14 +136,14 @@ class DropoutEstimator(WholeFit):
 
     def _network(self, n_inputs: int, n_outputs: int, seed: int) -> nn.Module:
         if self.module is None:
-            hidden: Sequence[int] = self.hidden_layer_sizes  # type: ignore[assignment]  # a tuple since it was checked
-            sizes = [n_inputs, *hidden, n_outputs]
+            sizes = [n_inputs, *self.hidden_layer_sizes, n_outputs]
             return initial_network(sizes, seed, dropout=self.dropout_, input_dropout=self.input_dropout_)
         if isinstance(self.module, nn.Module):
             return copy.deepcopy(self.module)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return copy.deepcopy(self.module(n_inputs, n_outputs))  # it may keep the one that it made
+            made: nn.Module = copy.deepcopy(self.module(n_inputs, n_outputs))  # it may keep the one that it made
+        return made
 
     @abstractmethod
     def _objective(self) -> nn.Module:

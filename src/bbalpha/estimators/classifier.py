@@ -7,6 +7,7 @@ row gets the same answer in any company.
     model.predict_proba(X_new), model.predict_mutual_information(X_new)
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -16,43 +17,17 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
-from bbalpha.estimators.base import Array, DropoutEstimator, check_converged, some_rows, weights
+from bbalpha.estimators.base import Array, DropoutEstimator, Module, check_converged, keep_arguments, some_rows, weights
 from bbalpha.objectives import CrossEntropy
 from bbalpha.prediction import predict_classification
 from bbalpha.predictive import ClassificationPrediction
 from bbalpha.training.bank import Likelihood
 
 
-class BBAlphaClassifier(ClassifierMixin, DropoutEstimator):
-    """A dropout network for classes, trained with the alpha objective; knows how unsure it is.
+class Classification(ClassifierMixin):
+    """What a classifier answers, out of its `predictive` distribution and `classes_`."""
 
-    Arguments are those of `BBAlphaRegressor`, but for `noise`; `dropout` is 0.05, `n_ensemble` 1, and no rows are held
-    out, unless asked for otherwise; a `module` gives logits (N, C).
-
-    >>> X = np.linspace(-1, 1, 64)[:, None]
-    >>> model = BBAlphaClassifier(epochs=20, random_state=0).fit(X, X[:, 0] > 0)
-    >>> model.predict([[-0.9], [0.9]]), model.predict_proba([[0.0]]).shape
-    (array([False,  True]), (1, 2))
-    """
-
-    _fitted_names = (*DropoutEstimator._fitted_names, "classes_")
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train on `X` (N, F) and labels `y` (N,); returns self. A row of weight 0 is as if it were not there."""
-        return self._fit_whole(X, y, sample_weight)
-
-    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
-        X, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
-        weight = weights(sample_weight, X)
-        if weight is not None:
-            X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
-        self.classes_, index = class_indices(y)
-        self._train(X, torch.as_tensor(index), weight)
-        rows = some_rows(len(X))
-        shares = np.bincount(index, weight) / (len(index) if weight is None else weight.sum())
-        found = self._standard(self._standardised(X[rows])).log_probs.numpy()[np.arange(len(rows)), index[rows]]
-        check_converged(self, found - np.log(shares[index[rows]]))
+    predictive: Callable[[Any], ClassificationPrediction]
 
     def predict(self, X: Any) -> Array:
         """The likeliest class (N,)."""
@@ -75,6 +50,60 @@ class BBAlphaClassifier(ClassifierMixin, DropoutEstimator):
     def predict_mutual_information(self, X: Any) -> Array:
         """How much the passes disagree, in nats: what more data would settle (N,)."""
         return self.predictive(X).mutual_information.numpy()
+
+
+class BBAlphaClassifier(Classification, DropoutEstimator):
+    """A dropout network for classes, trained with the alpha objective; knows how unsure it is.
+
+    Arguments are those of `BBAlphaRegressor`, but for `noise`; `dropout` is 0.05, `n_ensemble` 1, and no rows are held
+    out, unless asked for otherwise; a `module` gives logits (N, C).
+
+    >>> X = np.linspace(-1, 1, 64)[:, None]
+    >>> model = BBAlphaClassifier(epochs=20, random_state=0).fit(X, X[:, 0] > 0)
+    >>> model.predict([[-0.9], [0.9]]), model.predict_proba([[0.0]]).shape
+    (array([False,  True]), (1, 2))
+    """
+
+    _fitted_names = (*DropoutEstimator._fitted_names, "classes_")
+
+    def __init__(
+        self,
+        alpha: float = 0.5,
+        *,
+        hidden_layer_sizes: int | Sequence[int] = (50,),
+        dropout: float | None = 0.05,
+        input_dropout: float | None = None,
+        length_scale: float = 1.0,
+        n_passes: int = 10,
+        n_predict_passes: int = 100,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float = 0.01,
+        n_ensemble: int | None = 1,
+        validation_fraction: float | None = 0.0,
+        patience: int | None = None,
+        module: Module | None = None,
+        verbose: bool = False,
+        random_state: Any = None,
+    ) -> None:
+        keep_arguments(self, locals())
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on `X` (N, F) and labels `y` (N,); returns self. A row of weight 0 is as if it were not there."""
+        return self._fit_whole(X, y, sample_weight)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        weight = weights(sample_weight, X)
+        if weight is not None:
+            X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
+        self.classes_, index = class_indices(y)
+        self._train(X, torch.as_tensor(index), weight)
+        rows = some_rows(len(X))
+        shares = np.bincount(index, weight) / (len(index) if weight is None else weight.sum())
+        found = self._standard(self._standardised(X[rows])).log_probs.numpy()[np.arange(len(rows)), index[rows]]
+        check_converged(self, found - np.log(shares[index[rows]]))
 
     def predictive(self, X: Any) -> ClassificationPrediction:
         """The predictive distribution itself; classes are indices into `classes_`."""

@@ -10,68 +10,29 @@ fitted again on all rows, the way RidgeCV does.
 import os
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import numpy as np
-from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.model_selection import KFold, StratifiedKFold, check_cv
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from bbalpha.checks import RULES, check_count
-from bbalpha.estimators.base import Array, WholeFit, diverged, targets, weights
+from bbalpha.estimators.base import Array, WholeFit, diverged, keep_arguments, targets, weights
 from bbalpha.estimators.choices import member, random_rates, train_together
-from bbalpha.estimators.classifier import BBAlphaClassifier, class_indices
-from bbalpha.estimators.regressor import BBAlphaRegressor
-from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
+from bbalpha.estimators.classifier import BBAlphaClassifier, Classification, class_indices
+from bbalpha.estimators.regressor import BBAlphaRegressor, Regression
 from bbalpha.training.bank import Likelihood
 
-Final = TypeVar("Final", BBAlphaRegressor, BBAlphaClassifier)
 
-
-class _Search(WholeFit, Generic[Final]):
+class _Search(WholeFit):
     """The search; what is fitted in the end is the subclass's."""
 
     _fitted_names = (
         *WholeFit._fitted_names, "best_estimator_", "best_score_", "cv_results_", "alpha_", "dropout_", "length_scale_",
     )  # fmt: skip
-    best_estimator_: Final
-
-    def __init__(
-        self,
-        alphas: Sequence[float] = (0.0, 0.5, 1.0),
-        dropouts: Sequence[float] = (0.01, 0.05, 0.2),
-        *,
-        length_scales: Sequence[float] = (1.0,),
-        cv: Any = 5,
-        hidden_layer_sizes: int | Sequence[int] = (50,),
-        input_dropout: float | None = None,
-        n_passes: int = 10,
-        n_predict_passes: int = 100,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float = 0.01,
-        n_ensemble: int | None = 1,
-        validation_fraction: float | None = 0.0,
-        patience: int | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.alphas = alphas
-        self.dropouts = dropouts
-        self.length_scales = length_scales
-        self.cv = cv
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.input_dropout = input_dropout
-        self.n_passes = n_passes
-        self.n_predict_passes = n_predict_passes
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.n_ensemble = n_ensemble
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.random_state = random_state
+    best_estimator_: Any
 
     def _checked(self) -> dict[str, Any]:
         lists: dict[str, Any] = {}
@@ -134,6 +95,10 @@ class _Search(WholeFit, Generic[Final]):
         shared = {name: value for name, value in self.get_params(deep=False).items() if name not in own}
         return shared | best | {"random_state": self.seed_}
 
+    def predictive(self, X: Any) -> Any:
+        """The predictive distribution itself, of the estimator that was fitted on all rows."""
+        return self._fitted().predictive(X)
+
     def __sklearn_is_fitted__(self) -> bool:
         return "best_estimator_" in vars(self)
 
@@ -141,13 +106,13 @@ class _Search(WholeFit, Generic[Final]):
         """Write the estimator that was fitted on all rows; `load_estimator` reads it."""
         self._fitted().save(path)
 
-    def _fitted(self) -> Final:
+    def _fitted(self) -> Any:
         """The estimator that was fitted on all rows."""
         check_is_fitted(self)
         return self.best_estimator_
 
 
-class BBAlphaRegressorCV(RegressorMixin, _Search[BBAlphaRegressor]):
+class BBAlphaRegressorCV(Regression, _Search):
     """`BBAlphaRegressor` with alpha, dropout and prior chosen by cross-validated log-likelihood.
 
     Args:
@@ -180,6 +145,8 @@ class BBAlphaRegressorCV(RegressorMixin, _Search[BBAlphaRegressor]):
     0.01
     """
 
+    _fitted_names = (*_Search._fitted_names, "y_ndim_")
+
     def __init__(
         self,
         alphas: Sequence[float] = (0.0, 0.5, 1.0),
@@ -200,13 +167,7 @@ class BBAlphaRegressorCV(RegressorMixin, _Search[BBAlphaRegressor]):
         patience: int | None = None,
         random_state: Any = None,
     ) -> None:
-        super().__init__(
-            alphas, dropouts, length_scales=length_scales, cv=cv, hidden_layer_sizes=hidden_layer_sizes,
-            input_dropout=input_dropout, n_passes=n_passes, n_predict_passes=n_predict_passes, epochs=epochs,
-            batch_size=batch_size, learning_rate=learning_rate, n_ensemble=n_ensemble,
-            validation_fraction=validation_fraction, patience=patience, random_state=random_state,
-        )  # fmt: skip
-        self.noise = noise
+        keep_arguments(self, locals())
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Choose by cross-validation within `X` (N, F) and `y` (N,) or (N, D), then fit on all of it."""
@@ -217,39 +178,11 @@ class BBAlphaRegressorCV(RegressorMixin, _Search[BBAlphaRegressor]):
         weight = weights(sample_weight, rows)
         likelihood: Likelihood = "gaussian" if self.noise == "constant" else "heteroscedastic"
         best = self._search(rows, targets(target), weight, likelihood)
+        self.y_ndim_ = target.ndim
         self.best_estimator_ = BBAlphaRegressor(**self._final(best)).fit(X, y, sample_weight=weight)
 
-    def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The predictive mean; with `return_std` also its standard deviation."""
-        return self._fitted().predict(X, return_std=return_std)
 
-    def predict_quantiles(self, X: Any, q: float | Sequence[float]) -> Array:
-        """Quantiles of the predictive mixture."""
-        return self._fitted().predict_quantiles(X, q)
-
-    def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
-        """The central interval that holds `coverage` of the predictive mixture: (low, high)."""
-        return self._fitted().predict_interval(X, coverage)
-
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
-        """Draws from the predictive distribution."""
-        return self._fitted().sample_y(X, n_samples, random_state)
-
-    def log_prob(self, X: Any, y: Any) -> Array:
-        """Log-density of each row's target, in units of y (N,)."""
-        return self._fitted().log_prob(X, y)
-
-    def predictive(self, X: Any) -> RegressionPrediction:
-        """The predictive distribution itself, in units of y."""
-        return self._fitted().predictive(X)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
-
-
-class BBAlphaClassifierCV(ClassifierMixin, _Search[BBAlphaClassifier]):
+class BBAlphaClassifierCV(Classification, _Search):
     """`BBAlphaClassifier` with alpha, dropout and prior chosen by cross-validated log-likelihood.
 
     Arguments and attributes are those of `BBAlphaRegressorCV`; folds are stratified.
@@ -262,6 +195,27 @@ class BBAlphaClassifierCV(ClassifierMixin, _Search[BBAlphaClassifier]):
 
     _fitted_names = (*_Search._fitted_names, "classes_")
 
+    def __init__(
+        self,
+        alphas: Sequence[float] = (0.0, 0.5, 1.0),
+        dropouts: Sequence[float] = (0.01, 0.05, 0.2),
+        *,
+        length_scales: Sequence[float] = (1.0,),
+        cv: Any = 5,
+        hidden_layer_sizes: int | Sequence[int] = (50,),
+        input_dropout: float | None = None,
+        n_passes: int = 10,
+        n_predict_passes: int = 100,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float = 0.01,
+        n_ensemble: int | None = 1,
+        validation_fraction: float | None = 0.0,
+        patience: int | None = None,
+        random_state: Any = None,
+    ) -> None:
+        keep_arguments(self, locals())
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Choose by cross-validation within `X` (N, F) and labels `y` (N,), then fit on all of it."""
         return self._fit_whole(X, y, sample_weight)
@@ -273,30 +227,6 @@ class BBAlphaClassifierCV(ClassifierMixin, _Search[BBAlphaClassifier]):
         best = self._search(rows, class_indices(labels)[1], weight, "categorical")
         self.best_estimator_ = BBAlphaClassifier(**self._final(best)).fit(X, y, sample_weight=weight)
         self.classes_ = self.best_estimator_.classes_
-
-    def predict(self, X: Any) -> Array:
-        """The likeliest class (N,)."""
-        return self._fitted().predict(X)
-
-    def predict_proba(self, X: Any) -> Array:
-        """Mean probabilities over passes, in the order of `classes_` (N, C)."""
-        return self._fitted().predict_proba(X)
-
-    def predict_log_proba(self, X: Any) -> Array:
-        """Their logarithm (N, C)."""
-        return self._fitted().predict_log_proba(X)
-
-    def predict_entropy(self, X: Any) -> Array:
-        """Entropy of the mean probabilities, in nats (N,)."""
-        return self._fitted().predict_entropy(X)
-
-    def predict_mutual_information(self, X: Any) -> Array:
-        """How much the passes disagree, in nats (N,)."""
-        return self._fitted().predict_mutual_information(X)
-
-    def predictive(self, X: Any) -> ClassificationPrediction:
-        """The predictive distribution itself; classes are indices into `classes_`."""
-        return self._fitted().predictive(X)
 
 
 def _results(candidates: Sequence[dict[str, float]], scores: Array) -> dict[str, Any]:

@@ -8,7 +8,7 @@ over all rows, from a seed kept at `fit`, so a row gets the same answer in any c
     low, high = model.predict_interval(X_new, coverage=0.9)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -20,14 +20,65 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
 from bbalpha.checks import RULES, check_count
-from bbalpha.estimators.base import Array, DropoutEstimator, Module, check_converged, some_rows, targets, weights
+from bbalpha.estimators.base import (
+    Array,
+    DropoutEstimator,
+    Module,
+    check_converged,
+    keep_arguments,
+    some_rows,
+    targets,
+    weights,
+)
 from bbalpha.objectives import GaussianNLL
 from bbalpha.prediction import predict_regression
 from bbalpha.predictive import RegressionPrediction
 from bbalpha.training.bank import Likelihood, SplitNLL, split_heads, standardiser
 
 
-class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
+class Regression(RegressorMixin):
+    """What a regressor answers, out of its `predictive` distribution and `y_ndim_`, the axes of y."""
+
+    predictive: Callable[[Any], RegressionPrediction]
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The predictive mean (N,) or (N, D); with `return_std` also its standard deviation."""
+        prediction = self.predictive(X)
+        mean = self._shaped(prediction.mean)
+        return (mean, self._shaped(prediction.std)) if return_std else mean
+
+    def predict_quantiles(self, X: Any, q: float | Sequence[float]) -> Array:
+        """Quantiles of the predictive mixture: (N,) for a number, (N, Q) for several; (N, D, Q) with D targets."""
+        quantiles = self.predictive(X).quantile(q if np.ndim(q) == 0 else list(np.asarray(q, float)))
+        return self._shaped(quantiles) if np.ndim(q) == 0 else np.moveaxis(self._shaped(quantiles), 0, -1)
+
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
+        """The central interval that holds `coverage` of the predictive mixture: (low, high), each like the mean."""
+        low, high = self.predictive(X).interval(coverage)
+        return self._shaped(low), self._shaped(high)
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
+        """Draws from the predictive distribution (N, n_samples), or (N, D, n_samples) with D targets."""
+        n_samples, seed = check_count("n_samples", n_samples), int(check_random_state(random_state).randint(2**31 - 1))
+        return np.moveaxis(self._shaped(self.predictive(X).sample(n_samples, seed=seed)), 0, -1)
+
+    def log_prob(self, X: Any, y: Any) -> Array:
+        """Log-density of each row's target, in units of `y` (N,); several targets jointly."""
+        prediction = self.predictive(X)
+        target = torch.as_tensor(np.asarray(y, np.float64)).reshape(len(prediction.mean), -1)
+        return prediction.log_prob(target).numpy()
+
+    def _shaped(self, values: Tensor) -> Array:
+        array: Array = values.numpy()
+        return array[..., 0] if self.y_ndim_ == 1 else array
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+class BBAlphaRegressor(Regression, DropoutEstimator):
     """A dropout network for real targets, trained with the alpha objective; predicts a distribution.
 
     Args:
@@ -86,14 +137,7 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         verbose: bool = False,
         random_state: Any = None,
     ) -> None:
-        super().__init__(
-            alpha, hidden_layer_sizes=hidden_layer_sizes, dropout=dropout, input_dropout=input_dropout,
-            length_scale=length_scale, n_passes=n_passes, n_predict_passes=n_predict_passes, epochs=epochs,
-            batch_size=batch_size, learning_rate=learning_rate, n_ensemble=n_ensemble,
-            validation_fraction=validation_fraction, patience=patience, module=module, verbose=verbose,
-            random_state=random_state,
-        )  # fmt: skip
-        self.noise = noise
+        keep_arguments(self, locals())
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on `X` (N, F) and `y` (N,) or (N, D); returns self."""
@@ -120,33 +164,6 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
         gain = prediction.log_prob(target) - constant
         error = (prediction.mean - target).square().sum(1).mean() / (target.shape[1] + squares.mean())
         return gain.numpy(), float(error)
-
-    def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The predictive mean (N,) or (N, D); with `return_std` also its standard deviation."""
-        prediction = self.predictive(X)
-        mean = self._shaped(prediction.mean)
-        return (mean, self._shaped(prediction.std)) if return_std else mean
-
-    def predict_quantiles(self, X: Any, q: float | Sequence[float]) -> Array:
-        """Quantiles of the predictive mixture: (N,) for a number, (N, Q) for several; (N, D, Q) with D targets."""
-        quantiles = self.predictive(X).quantile(q if np.ndim(q) == 0 else list(np.asarray(q, float)))
-        return self._shaped(quantiles) if np.ndim(q) == 0 else np.moveaxis(self._shaped(quantiles), 0, -1)
-
-    def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
-        """The central interval that holds `coverage` of the predictive mixture: (low, high), each like the mean."""
-        low, high = self.predictive(X).interval(coverage)
-        return self._shaped(low), self._shaped(high)
-
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
-        """Draws from the predictive distribution (N, n_samples), or (N, D, n_samples) with D targets."""
-        n_samples, seed = check_count("n_samples", n_samples), int(check_random_state(random_state).randint(2**31 - 1))
-        return np.moveaxis(self._shaped(self.predictive(X).sample(n_samples, seed=seed)), 0, -1)
-
-    def log_prob(self, X: Any, y: Any) -> Array:
-        """Log-density of each row's target, in units of `y` (N,); several targets jointly."""
-        prediction = self.predictive(X)
-        target = torch.as_tensor(np.asarray(y, np.float64)).reshape(len(prediction.mean), -1)
-        return prediction.log_prob(target).numpy()
 
     def predictive(self, X: Any) -> RegressionPrediction:
         """The predictive distribution itself, in units of `y`."""
@@ -192,12 +209,3 @@ class BBAlphaRegressor(RegressorMixin, DropoutEstimator):
             raise ValueError("`y_ndim_` and `precision_` must be those of a fit; they do not fit the rest.")
         D = self._standard(x, 2).mean.shape[1]
         return {"y_mean_": (D,), "y_scale_": (D,), "precision_": (len(self.networks_), D)}
-
-    def _shaped(self, values: Tensor) -> Array:
-        array: Array = values.numpy()
-        return array[..., 0] if self.y_ndim_ == 1 else array
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
