@@ -283,7 +283,7 @@ def case_profile(_, K, batch, rounds):
         "of which: a seed": lambda: draw_seed(None),
         "of which: looking up the plan": lambda: find_plan(net, inputs, "auto", False, False),
         "of which: a generator for each pass": lambda: Passes(0, 0, K),
-        "of which: the masks": lambda: passes.factors(drawn, x.dtype),
+        "of which: the masks": lambda: passes.noises(drawn, x.dtype),
         "of which: products and relu": linear,
     }
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bbalpha import _kernels as kernels
 from bbalpha._kernels import Noise, Passes
+from bbalpha._torch import pick
 
 Strategy = Literal["loop", "repeat", "vmap"]
 Observer = Callable[[str, float | None, bool], None]  # kind, rate, whether it fired
@@ -242,7 +243,7 @@ class Drawing:
         """(count, ...) draws as the strategy sees them."""
         if self.strategy == "loop":
             return values[0]
-        return values if self.index is None else values[self.index]
+        return values if self.index is None else pick(values, self.index)
 
     def _drawn(self, shape: torch.Size, place: Place | None) -> tuple[torch.Size, Callable[[Tensor], Tensor]]:
         """The shape to draw for one pass, and how (count, *drawn) becomes broadcastable to (count, *shape)."""

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from bbalpha import layers
 from bbalpha._engine.drawing import Drawing
-from bbalpha._torch import body_of, is_batched, native
+from bbalpha._torch import body_of, is_batched, native, pick
 
 
 class Interception(Drawing, TorchFunctionMode):
@@ -199,7 +199,7 @@ def _empty(empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
         out = empty(*args, **kwargs)
         if mode.index is None or is_batched(out):
             return out
-        return out.new_empty((mode.passes.count, *out.shape))[mode.index]
+        return pick(out.new_empty((mode.passes.count, *out.shape)), mode.index)
 
     return handler
 
@@ -324,13 +324,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
 _BODIES: dict[Any, Any] = {
     func: body_of(func)
     for func in (
-        F.dropout1d,
-        F.dropout2d,
-        F.dropout3d,
-        F.alpha_dropout,
-        F.feature_alpha_dropout,
-        F.rrelu,
-        F.gumbel_softmax,
+        F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu, F.gumbel_softmax,
         F.multi_head_attention_forward,
     )
-}
+}  # fmt: skip

@@ -15,47 +15,28 @@ Modules = tuple[type[nn.Module], ...]
 # ------------------------------------------------------------------------------ what becomes of a unit that is 0
 
 _KEEP_ZERO: dict[type[nn.Module], tuple[str, ...]] = {  # f(0) = 0, one unit at a time
-    nn.Identity: (),
-    nn.ReLU: ("relu", "relu_"),
-    nn.ReLU6: ("relu6",),
-    nn.LeakyReLU: ("leaky_relu", "leaky_relu_"),
-    nn.ELU: ("elu", "elu_"),
-    nn.CELU: ("celu", "celu_"),
-    nn.SELU: ("selu", "selu_"),
-    nn.GELU: ("gelu",),
-    nn.SiLU: ("silu",),
-    nn.Mish: ("mish",),
-    nn.Tanh: ("tanh", "tanh_"),
-    nn.Softsign: ("softsign",),
-    nn.Hardtanh: ("hardtanh", "hardtanh_"),
-    nn.Hardswish: ("hardswish",),
-    nn.Hardshrink: ("hardshrink",),
-    nn.Softshrink: ("softshrink",),
-    nn.Tanhshrink: ("tanhshrink",),
-}
+    nn.Identity: (), nn.ReLU: ("relu", "relu_"), nn.ReLU6: ("relu6",), nn.LeakyReLU: ("leaky_relu", "leaky_relu_"),
+    nn.ELU: ("elu", "elu_"), nn.CELU: ("celu", "celu_"), nn.SELU: ("selu", "selu_"), nn.GELU: ("gelu",),
+    nn.SiLU: ("silu",), nn.Mish: ("mish",), nn.Tanh: ("tanh", "tanh_"), nn.Softsign: ("softsign",),
+    nn.Hardtanh: ("hardtanh", "hardtanh_"), nn.Hardswish: ("hardswish",), nn.Hardshrink: ("hardshrink",),
+    nn.Softshrink: ("softshrink",), nn.Tanhshrink: ("tanhshrink",),
+}  # fmt: skip
 _KEEP_ZERO_WITH_MORE: dict[type[nn.Module], tuple[str, ...]] = {  # the same, with weights or draws of their own
-    nn.PReLU: ("prelu",),
-    nn.RReLU: ("rrelu", "rrelu_"),
-}
+    nn.PReLU: ("prelu",), nn.RReLU: ("rrelu", "rrelu_"),
+}  # fmt: skip
 _LOSE_ZERO: Modules = (nn.Sigmoid, nn.Softplus, nn.Hardsigmoid, nn.LogSigmoid)  # one unit at a time too
 
 _MAX_POOLS: dict[type[nn.Module], tuple[str, ...]] = {  # of what was kept, the largest
-    nn.MaxPool1d: ("max_pool1d",),
-    nn.MaxPool2d: ("max_pool2d",),
-    nn.MaxPool3d: ("max_pool3d",),
-    nn.AdaptiveMaxPool1d: ("adaptive_max_pool1d",),
-    nn.AdaptiveMaxPool2d: ("adaptive_max_pool2d",),
-    nn.AdaptiveMaxPool3d: ("adaptive_max_pool3d",),
+    getattr(nn, f"{how}MaxPool{n}d"): (f"{name}max_pool{n}d",)
+    for how, name in (("", ""), ("Adaptive", "adaptive_"))
+    for n in (1, 2, 3)
 }
 _MEAN_POOLS: Modules = (  # of kept and dropped units: no unit is 0 any more
     nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
 )  # fmt: skip
 _MOVES: dict[type[nn.Module], tuple[str, ...]] = {  # units stand elsewhere, and are what they were
-    nn.Flatten: ("flatten",),
-    nn.Unflatten: ("unflatten",),
-    nn.PixelShuffle: ("pixel_shuffle",),
-    nn.PixelUnshuffle: ("pixel_unshuffle",),
-    nn.ChannelShuffle: ("channel_shuffle",),
+    nn.Flatten: ("flatten",), nn.Unflatten: ("unflatten",), nn.PixelShuffle: ("pixel_shuffle",),
+    nn.PixelUnshuffle: ("pixel_unshuffle",), nn.ChannelShuffle: ("channel_shuffle",),
     **{getattr(nn, f"{how}Pad{n}d"): ("pad",) for n in (1, 2, 3)
        for how in ("Zero", "Constant", "Reflection", "Replication", "Circular")},
 }  # fmt: skip

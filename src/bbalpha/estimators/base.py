@@ -18,6 +18,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from bbalpha._torch import buffers, children, copied, own_parameters
 from bbalpha.checkpoint import build, describe, read_folder, write_folder
 from bbalpha.checks import RULES, check_count, check_settings
 from bbalpha.estimators.choices import best_candidate, candidates, duration, held_out_share, train_together
@@ -246,6 +247,15 @@ class DropoutEstimator(WholeFit):
         """Outputs of a network."""
 
 
+def load_estimator(path: str | os.PathLike[str], *, module: Module | None = None) -> Any:
+    """The estimator in a folder written by `save`, of whichever class it is."""
+    kind = read_content(path)["kind"]
+    for estimator in DropoutEstimator.__subclasses__():
+        if kind == estimator.__name__:
+            return estimator.load(path, module=module)
+    raise ValueError(f"`path` must hold an estimator; {str(path)!r} holds a {kind}.")
+
+
 # ------------------------------------------------------------------------------ helpers
 
 
@@ -316,13 +326,13 @@ def in_double(network: nn.Module) -> nn.Module:
 
     Made anew for every prediction, so that it is always what `network` is now: a deep copy takes thirty times as long.
     """
-    state = dict(vars(network))
-    for part in ("_parameters", "_buffers"):
-        state[part] = {name: t if t is None or not t.is_floating_point() else t.detach().double()
-                       for name, t in state[part].items()}  # fmt: skip
-    state["_modules"] = {name: None if m is None else in_double(m) for name, m in network._modules.items()}
-    twin = network.__new__(type(network))
-    vars(twin).update(state)
+    twin = copied(network)
+    places: list[dict[str, Any]] = [own_parameters(twin), buffers(twin)]
+    for place in places:
+        place.update(
+            {name: t.detach().double() for name, t in place.items() if t is not None and t.is_floating_point()}
+        )
+    children(twin).update({name: in_double(child) for name, child in children(twin).items() if child is not None})
     return twin
 
 

@@ -9,13 +9,13 @@ well inputs that were tampered with give themselves away.
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from bbalpha import metrics, plots
@@ -25,8 +25,7 @@ from bbalpha.networks import mlp
 from bbalpha.objectives import CrossEntropy, GaussianNLL
 from bbalpha.prediction import predict_classification, predict_regression
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
-from bbalpha.priors import param_groups
-from bbalpha.sampling import sample
+from bbalpha.training.fitting import fit
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,8 @@ def _digits(config: Config, split: int, alpha: float | None) -> tuple[Row, Any]:
     # rates and epochs, here and below: best mean likelihood of the three alphas on held-out training rows of split 0
     net = mlp([64, 100, 100, 10], dropout=0.0 if alpha is None else 0.2, input_dropout=0.0 if alpha is None else 0.1)
     n_passes = None if alpha is None else config.n_passes
-    _train(net, CrossEntropy(alpha or 0.0), x[train], y[train], n_passes, config.epochs[0], 100)
+    fit(net, (x[train], y[train]), objective=CrossEntropy(alpha or 0.0), n_passes=n_passes, epochs=config.epochs[0],
+        batch_size=100, length_scale=0.1, learning_rate=3e-3, progress=False)  # fmt: skip
 
     def predict(rows: Tensor) -> ClassificationPrediction:
         return predict_classification(net, rows, n_passes=None if alpha is None else 100, seed=0)
@@ -107,8 +107,9 @@ def _diabetes(config: Config, split: int, alpha: float | None) -> tuple[Row, Non
     centre, unit = target[train].mean(), target[train].std()
     y = ((target - centre) / unit)[:, None]
     net = mlp([10, 50, 1], dropout=0.0 if alpha is None else 0.05)
-    objective = GaussianNLL(alpha or 0.0)
-    _train(net, objective, x[train], y[train], None if alpha is None else config.n_passes, config.epochs[1], 50)
+    objective, n_passes = GaussianNLL(alpha or 0.0), None if alpha is None else config.n_passes
+    fit(net, (x[train], y[train]), objective=objective, n_passes=n_passes, epochs=config.epochs[1], batch_size=50,
+        length_scale=0.1, learning_rate=3e-3, progress=False)  # fmt: skip
 
     def predict(rows: Tensor) -> RegressionPrediction:
         tau, n_passes = objective.precision.item(), None if alpha is None else 100
@@ -124,27 +125,6 @@ def _diabetes(config: Config, split: int, alpha: float | None) -> tuple[Row, Non
         "auroc_tampered": _found(p.std[:, 0], q.std[:, 0]),
     }
     return scores, None
-
-
-def _train(
-    net: nn.Module,
-    objective: Callable[..., Tensor],
-    x: Tensor,
-    y: Tensor,
-    n_passes: int | None,
-    epochs: int,
-    batch: int,
-) -> None:
-    """The loop of the README: K passes instead of one, and another loss."""
-    groups = param_groups(net, length_scale=0.1, n_data=len(x))
-    own = list(objective.parameters()) if isinstance(objective, nn.Module) else []
-    optimizer = torch.optim.Adam([*groups, {"params": own}] if own else groups, lr=3e-3)
-    for _ in range(epochs):
-        for rows in torch.randperm(len(x)).split(batch):
-            loss = objective(sample(net, x[rows], n_passes), y[rows])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
 
 
 def _split(n: int, n_train: int, split: int) -> tuple[Tensor, Tensor]:

@@ -85,7 +85,7 @@ class _Adam(torch.optim.Adam):
         super().__init__([p for group in groups for p in group["params"]], lr=learning_rate, fused=True)
         decays = [(p, group.get("weight_decay", 0.0)) for group in groups for p in group["params"]]
         self.decayed = [p for p, decay in decays if decay]
-        # tensors: multiplying by a number takes twice as long where there is little to multiply
+        # tensors: multiplying by a number takes longer, which shows where there is little to multiply
         self.decays = [torch.tensor(decay, dtype=torch.float64) for _, decay in decays if decay]
         decay_after_unscaling(self)
 
