@@ -4,6 +4,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+# fmt: off
 if TYPE_CHECKING:
     from bbalpha._engine.sites import stochastic
     from bbalpha.attacks import fgsm, iterative_fgsm
@@ -11,39 +12,21 @@ if TYPE_CHECKING:
     from bbalpha.convert import Audit, add_dropout, audit, remove_dropout
     from bbalpha.detection import Detector
     from bbalpha.estimators import (
-        BBAlphaClassifier,
-        BBAlphaClassifierCV,
-        BBAlphaRegressor,
-        BBAlphaRegressorCV,
-        load_estimator,
+        BBAlphaClassifier, BBAlphaClassifierCV, BBAlphaRegressor, BBAlphaRegressorCV, load_estimator
     )
     from bbalpha.layers import (
-        ConcreteDropout,
-        DropConnect,
-        DropConnectConv1d,
-        DropConnectConv2d,
-        DropConnectConv3d,
-        DropConnectGRU,
-        DropConnectLinear,
-        DropConnectLSTM,
-        Dropout,
-        GaussianDropout,
-        GaussianLinear,
+        ConcreteDropout, DropConnect, DropConnectConv1d, DropConnectConv2d, DropConnectConv3d, DropConnectGRU,
+        DropConnectLinear, DropConnectLSTM, Dropout, GaussianDropout, GaussianLinear
     )
     from bbalpha.objectives import (
-        AlphaLoss,
-        CrossEntropy,
-        GaussianNLL,
-        alpha_loss,
-        binary_cross_entropy,
-        cross_entropy,
-        gaussian_nll,
+        AlphaLoss, CrossEntropy, GaussianNLL, alpha_loss, binary_cross_entropy, cross_entropy, gaussian_nll
     )
     from bbalpha.prediction import predict_classification, predict_regression
     from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
     from bbalpha.priors import param_groups, prior_kl
     from bbalpha.sampling import sample
     from bbalpha.training import History, fit
+# fmt: on
 
 _HOMES = {
     "_engine.sites": "stochastic",

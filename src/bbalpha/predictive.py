@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bbalpha.checks import check_count, check_inner_share
+from bbalpha.checks import check_count, check_inner_share, check_precision
 from bbalpha.objectives import gaussian_nll
 
 _BLOCK = 2**22  # numbers worked on at a time
@@ -123,21 +123,8 @@ class RegressionPrediction:
     drawn: bool = True
 
     def __post_init__(self) -> None:
-        if self.precision is None:
-            return
-        try:
-            shapes = self.precision.shape, self.outputs.shape
-            fits = shapes[0] == shapes[1] or torch.broadcast_shapes(*shapes) == shapes[1]  # the latter takes its time
-        except RuntimeError:
-            fits = False
-        if not fits:
-            raise ValueError(
-                f"`precision` must broadcast to (K, N, ...) = {tuple(self.outputs.shape)}; "
-                f"got shape {tuple(self.precision.shape)}."
-            )
-        bad = ~((self.precision > 0) & self.precision.isfinite())
-        if bool(bad.any()):
-            raise ValueError(f"`precision` must be positive and finite; got {float(self.precision[bad][0])}.")
+        if self.precision is not None:
+            check_precision(self.precision, self.outputs)
 
     @property
     def mean(self) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from bbalpha._engine.sites import borrowed_buffers
+from bbalpha._engine.sites import borrowed_buffers, kept_flags
 from bbalpha._torch import (
     MODULE_STATE,
     Eager,
@@ -99,18 +99,12 @@ def shadowed(model: nn.Module, *, evaluation: bool, use: Use = "run") -> Iterato
         if use == "run":
             shadow.hand_back()
         return
-    with _IN_PLACE:
-        flags = [(m, m.training) for m in model.modules()]
-        try:
-            for m, training in flags:
-                if evaluation and training:
-                    m.training = False
-            with borrowed_buffers(list(model.modules())) if use == "trial" else nullcontext():
-                yield model
-        finally:
-            for m, training in flags:
-                if m.training != training:
-                    m.training = training
+    with _IN_PLACE, kept_flags(model):
+        for m in model.modules():
+            if evaluation and m.training:
+                m.training = False
+        with borrowed_buffers(list(model.modules())) if use == "trial" else nullcontext():
+            yield model
 
 
 class NoShadowError(Exception):

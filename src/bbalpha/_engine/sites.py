@@ -44,20 +44,26 @@ def stochastic(model: nn.Module) -> Iterator[nn.Module]:
     check_model(model)
     if not any(may_be_random(m) for m in model.modules()):
         raise ValueError(no_randomness(model, "no dropout of any kind was met"))
-    flags = [(m, m.training) for m in model.modules()]
-    quiet = [m for m, training in flags if not training]
+    quiet = [m for m in model.modules() if not m.training]
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     states, foreign, calls = torch_states(device), Foreign(), [0]
+    with kept_flags(model), borrowed_buffers(quiet), switched_on(model), _kept_on(model, calls):
+        yield model
+    drawn = foreign.moved() or any(not torch.equal(a, b) for a, b in zip(states, torch_states(device), strict=True))
+    if calls[0] and not drawn:
+        raise ValueError(no_randomness(model, "it was called and drew nothing"))
+
+
+@contextmanager
+def kept_flags(model: nn.Module) -> Iterator[None]:
+    """Every `training` flag as it was, on the way out."""
+    flags = [(m, m.training) for m in model.modules()]
     try:
-        with borrowed_buffers(quiet), switched_on(model), _kept_on(model, calls):
-            yield model
+        yield
     finally:
         for m, training in flags:
             if m.training != training:
                 m.training = training
-    drawn = foreign.moved() or any(not torch.equal(a, b) for a, b in zip(states, torch_states(device), strict=True))
-    if calls[0] and not drawn:
-        raise ValueError(no_randomness(model, "it was called and drew nothing"))
 
 
 @contextmanager

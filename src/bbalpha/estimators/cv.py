@@ -120,18 +120,7 @@ class BBAlphaRegressorCV(Regression, _Search):
         dropouts: Candidates for the rate at hidden units.
         length_scales: Candidates for l of the prior.
         cv: Number of folds (shuffled), or a scikit-learn splitter.
-        hidden_layer_sizes: This and what follows as in `BBAlphaRegressor`.
-        input_dropout: The rate at the inputs; None chooses by the number of rows.
-        n_passes: K in training.
-        n_predict_passes: K in prediction.
-        epochs: None chooses by the number of rows.
-        batch_size: Rows a step; None chooses by the number of rows.
-        learning_rate: Of Adam.
-        noise: "constant" or "heteroscedastic", in the search too.
-        n_ensemble: Networks of the final fit; None chooses by the number of rows.
-        validation_fraction: Share of a fold's training rows that early stopping looks at; None chooses by their number.
-        patience: Epochs without a better one before it stops; None is a fifth of all.
-        random_state: As in scikit-learn.
+        hidden_layer_sizes: This and what follows as in `BBAlphaRegressor`, in the search too.
 
     Attributes:
         alpha_: The best of the candidates; `dropout_` and `length_scale_` likewise.

@@ -21,9 +21,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from bbalpha.experiments.extras import extra
 from bbalpha.experiments.hmc import Settings, sample_posterior
 from bbalpha.experiments.scoring import scores
+from bbalpha.experiments.skeleton import extra
 from bbalpha.layers import GaussianLinear
 from bbalpha.objectives import GaussianNLL
 from bbalpha.prediction import predict_regression

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bbalpha.experiments.extras import extra
+from bbalpha.experiments.skeleton import extra
 
 Array = npt.NDArray[Any]
 

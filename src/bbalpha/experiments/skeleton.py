@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -129,3 +130,14 @@ def _made(units: Sequence[_U], work: Work[_U], state: Path, jobs: int) -> Iterat
 def _timed(work: Work[_U], unit: _U, folder: Path) -> tuple[list[Row], float]:
     start = time.perf_counter()
     return work(unit, folder), time.perf_counter() - start
+
+
+def extra(name: str) -> Any:
+    """The module `name` of a package that only the baselines need."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"the baselines need {name.split('.')[0]}; install it with pip install 'bbalpha[baselines]'.",
+            name=error.name,
+        ) from error
