@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bbalpha.experiments import results
+from bbalpha.experiments import results, skeleton
 from bbalpha.experiments.results import Ledger
 from bbalpha.experiments.skeleton import Unit, forget, open_ledger, run_units, state_folder, threads
 
@@ -138,3 +138,12 @@ def test_committed_results_are_gone_on_with_and_new_ones_have_settings(kind, tmp
         with pytest.raises(ValueError, match="more 1"):
             open_ledger(tmp_path / "new.json", **options, settings=again.settings | {"more": 1})
         (tmp_path / "new.json").unlink()
+
+
+def test_a_missing_package_names_the_extra(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(skeleton, "import_module", missing)
+    with pytest.raises(ModuleNotFoundError, match=r"need gpytorch; .*pip install 'bbalpha\[baselines\]'"):
+        skeleton.extra("gpytorch.kernels")
