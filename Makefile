@@ -18,7 +18,7 @@ demo: .venv/.installed
 test: lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-# The declared range of versions, tried: make test-torch VERSION=2.6.0 CONSTRAINTS=constraints-lowest.txt
+# The declared range of versions, tried: make test-torch VERSION=2.13.0 CONSTRAINTS=constraints-lowest.txt
 # (a build of torch with CUDA where there is no other: gigabytes; in an environment of its own, not in CI)
 test-torch:
 	test -n "$(VERSION)"

@@ -1,7 +1,7 @@
 """Every private or forged part of torch that the library uses: what each is for, and what is lost where it goes.
 
-No other file names one (a test looks). All of it was tried with torch 2.6 and 2.13. What only some versions have is
-left out where it is missing; what the library cannot do without is an ImportError that names it.
+No other file names one (a test looks). What only some versions of torch have is left out where
+it is missing; what the library cannot do without is an ImportError that names it.
 """
 
 import sys
@@ -31,7 +31,7 @@ try:
     where_above = torch.ops.aten.threshold_backward
 except (ImportError, AttributeError) as error:
     raise ImportError(
-        f"bbalpha was made for torch 2.6 to 2.13; torch {torch.__version__} lacks a part: {error}"
+        f"torch {torch.__version__} lacks a part that bbalpha needs: {error}. Install a version it asks for."
     ) from error
 
 __all__ = ["TreeSpec", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]
