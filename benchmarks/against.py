@@ -4,7 +4,7 @@ Two processes, one with the package as it is and one with that of the other comm
 is timed in short bursts, now in the one, now in the other, so that a busy machine hits both. Shown is new / old of the
 minima and of the medians; two copies of the same tree (`BASE=HEAD` with nothing changed) show the noise.
 
-    python benchmarks/against.py BASE [--only tiny train] [--rounds 15] [--out against.json]
+    python benchmarks/against.py BASE [--only tiny train] [--rounds 30] [--out against.json]
 """
 
 import argparse
@@ -100,7 +100,7 @@ def main():
     if options.work:
         return work()
     here = Path(__file__).resolve().parents[1]
-    rows = []
+    rows, start = [], time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         packed = subprocess.run(["git", "archive", options.base, "src"], cwd=here, capture_output=True, check=True)
         subprocess.run(["tar", "-x", "-C", folder], input=packed.stdout, check=True)
@@ -120,7 +120,9 @@ def main():
     if options.out:
         from bbalpha.experiments import results
 
-        results.write(options.out, command=f"python benchmarks/against.py {options.base}", seed=0, seconds=0, rows=rows)
+        seconds = time.perf_counter() - start
+        command = f"python benchmarks/against.py {options.base}"
+        results.write(options.out, command=command, seed=0, seconds=seconds, rows=rows)
     slower = [r for r in rows if min(r["ratio"], r["ratio_median"]) > 1.03]
     print(f"{len(rows)} rows, {len(slower)} slower by more than 3 % by minima and by medians")
     return 1 if slower else 0
