@@ -58,10 +58,10 @@ class ByTorch:
 
 
 class ByHand:
-    """Pass k of `seed`, every site told its rows; `shared` draws 1 in the place of N. No seed: nothing is drawn."""
+    """Pass k of K of `seed`, every site told its rows; `shared` draws 1 instead of N. No seed: nothing is drawn."""
 
-    def __init__(self, seed: int | None, k: int, n: int, shared: bool) -> None:
-        self.passes = None if seed is None else Passes(seed, k, 1)
+    def __init__(self, seed: int | None, k: int, n: int, shared: bool, K: int = 0) -> None:
+        self.passes = None if seed is None else Passes(seed, k, 1, together=K)
         self.n, self.shared = n, shared
 
     def where(self, shape: list[int], rows: Rows) -> tuple[list[int], Callable[[Tensor], Tensor]]:
@@ -93,8 +93,7 @@ class ByHand:
         if self.passes is None:
             return like
         drawn, cover = self.where(shape, rows)
-        kept = torch.empty(drawn).bernoulli_(1 - block.p, generator=self.passes.generators[0])
-        return like * cover(kept) / (1 - block.p)
+        return like * cover(self.passes.noise(drawn, block.p).keep()[0]) / (1 - block.p)
 
     def lstm(self, lstm: nn.LSTM, x: Tensor) -> Tensor:
         """Layer by layer, dropout between them."""
@@ -412,7 +411,7 @@ class Case:
         """The passes one after the other (K, ...), in evaluation mode."""
         given = self.arguments(rows)
         n = given["x"].shape[self.batch_dim]
-        return torch.stack([self.model.run(ByHand(seed, k, n, shared), **given) for k in range(n_passes)])
+        return torch.stack([self.model.run(ByHand(seed, k, n, shared, n_passes), **given) for k in range(n_passes)])
 
     def rows_first(self, outputs: Tensor) -> Tensor:
         return outputs.movedim(1 + self.out_axis, 1)  # (K, N, ...)

@@ -313,3 +313,59 @@ def test_without_passes_a_site_that_was_not_met_before_is_off_too():
     sample(net, torch.zeros(5, 4), None)
     x = torch.full((5, 4), 11.0)
     assert torch.equal(sample(net, x, None)[0], x)
+
+
+# ------------------------------------------------------------------------------ balanced passes
+
+
+def linear_in_its_masks(p):
+    """A network whose outputs are linear in the masks: balanced passes have its mean exactly."""
+    return nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Dropout(p), nn.Linear(30, 2)).double().requires_grad_(False)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "vmap", "repeat", "loop"])
+@pytest.mark.parametrize("masks", ["per_example", "shared"])
+@pytest.mark.parametrize(("p", "K"), [(0.5, 10), (0.25, 4), (0.25, 200)])
+def test_the_mean_of_balanced_passes_has_no_first_order_error(strategy, masks, p, K):
+    net, x = linear_in_its_masks(p), torch.randn(5, 4).double()
+    exact = net.eval()(x)
+    balanced = bbalpha.sample(net, x, K, masks=masks, strategy=strategy, seed=0)
+    torch.testing.assert_close(balanced.mean(0), exact)
+    alone = bbalpha.sample(net, x, K, masks=masks, strategy=strategy, seed=0, balanced=False)
+    assert float((alone.mean(0) - exact).abs().max()) > 1e-3
+    assert float(balanced.std(0).min()) > 1e-3  # the passes themselves differ as ever
+
+
+def test_balanced_passes_spread_as_independent_ones_do():
+    net, x = linear_in_its_masks(0.3), torch.randn(6, 4).double()
+    spreads = [
+        torch.stack([bbalpha.sample(net, x, 10, seed=s, balanced=b).var(0, correction=0) for s in range(400)]).mean(0)
+        for b in (True, False)
+    ]
+    # to first order the K passes of a unit hold all of its spread: divided by K, not by K - 1
+    torch.testing.assert_close(spreads[0], spreads[1] * 10 / 9, rtol=0.1, atol=0)
+
+
+def test_gradients_of_balanced_passes_agree_in_chunks():
+    net, x = mlp([4, 20, 20, 3], dropout=0.25), torch.randn(5, 4)
+    grads = []
+    for options in ({}, {"chunk_size": 3}, {"strategy": "loop"}, {"strategy": "vmap"}, {"strategy": "repeat"}):
+        net.zero_grad()
+        bbalpha.cross_entropy(bbalpha.sample(net, x, 10, seed=4, **options), torch.arange(5) % 3).backward()
+        grads.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
+    for grad in grads[1:]:
+        torch.testing.assert_close(grad, grads[0], rtol=1e-4, atol=1e-6)
+
+
+def test_a_draw_path_of_bernoulli_numbers_is_balanced_too():
+    class DropPath(nn.Module):
+        def forward(self, x):
+            return x * x.new_empty(len(x), 1).bernoulli_(0.5).div_(0.5) if self.training else x
+
+    outputs = bbalpha.sample(DropPath(), torch.ones(7, 3), 10, seed=0)
+    assert torch.equal(outputs.mean(0), torch.ones(7, 3))
+
+
+def test_balanced_must_be_a_flag():
+    with pytest.raises(TypeError, match="`balanced` must be True or False; got 'no'"):
+        bbalpha.sample(linear_in_its_masks(0.5), torch.zeros(2, 4).double(), 3, balanced="no")

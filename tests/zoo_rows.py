@@ -53,13 +53,13 @@ class Case:
         flags = [(m, m.training) for m in model.modules()]
         try:
             model.train()
-            return torch.stack([self._one(model, x, seed, k, shared) for k in range(n_passes)])
+            return torch.stack([self._one(model, x, seed, k, shared, n_passes) for k in range(n_passes)])
         finally:
             for m, training in flags:
                 m.training = training
 
-    def _one(self, model: nn.Module, x: Any, seed: int, k: int, shared: bool) -> Tensor:
-        with torch.no_grad(), Told(seed, k, self.rows, shared, self.sites or ()):
+    def _one(self, model: nn.Module, x: Any, seed: int, k: int, shared: bool, K: int) -> Tensor:
+        with torch.no_grad(), Told(seed, k, self.rows, shared, self.sites or (), K):
             return call(model, x)
 
 
@@ -84,8 +84,8 @@ def call(model: nn.Module, x: Any) -> Any:
 class Told(ByHand, TorchFunctionMode):
     """Serves the draws of one pass, told where the rows of each dropout are."""
 
-    def __init__(self, seed: int, k: int, n: int, shared: bool, sites: Sequence[Rows | Part]) -> None:
-        ByHand.__init__(self, seed, k, n, shared)
+    def __init__(self, seed: int, k: int, n: int, shared: bool, sites: Sequence[Rows | Part], K: int) -> None:
+        ByHand.__init__(self, seed, k, n, shared, K)
         TorchFunctionMode.__init__(self)
         self.sites = cycle(sites)
 

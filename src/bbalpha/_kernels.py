@@ -4,15 +4,18 @@ torch's CPU dropout spends as long on drawing the mask as on the matrix product 
 bits a unit (32 when the rate is no multiple of 1/256) are cut from 64-bit words, and applied by vectorised
 compare-and-select; a relu in front is fused, so that the backward needs the sign of the output and no mask.
 
-Pass k of a call draws from a generator of its own, seeded by (seed, k). So the same masks come out however
-the passes are run: one by one, stacked in one batch, under vmap, in chunks, in another process.
+The masks of passes that are balanced are drawn together (`_balance.py`): one draw of bits for every random site and all
+passes. Otherwise, and for numbers of other kinds, pass k draws from a generator of its own, seeded by (seed, k). So the
+same masks come out however the passes are run: one by one, stacked in one batch, under vmap, in chunks, in another
+process.
 
-    passes = Passes(seed=0, first=0, count=10)
+    passes = Passes(seed=0, first=0, count=10, together=10)
     out = dropout(x, passes.noise(x.shape, 0.5))        # (N, D) -> (10, N, D)
 """
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bbalpha._balance import PER_WORD, Planes, group_sizes, is_balanced, patterns
 from bbalpha._torch import apply_function, outside_transforms, transforms_active, where_above
 
 # ------------------------------------------------------------------------------ seeds
@@ -42,8 +46,8 @@ def epoch_seed(seed: int, epoch: int) -> int:
 
 
 def step_seed(seed: int, step: int) -> int:
-    """The seed of the masks of training step `step`."""
-    return pass_seed(seed ^ 0x2545F4914F6CDD1D, step)
+    """The seed of the masks of training step `step`, of 64 bits: no two steps of a long run share one."""
+    return _scrambled(_scrambled(seed ^ 0x2545F4914F6CDD1D) + step)
 
 
 def pass_seed(seed: int, index: int) -> int:
@@ -68,6 +72,27 @@ def pass_seeds(seed: int, first: int, count: int) -> list[int]:
         h = ((h ^ (h >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
         seeds.append(h ^ (h >> 16))
     return seeds
+
+
+def site_seed(seed: int, group: int, site: int) -> tuple[int, int]:
+    """What the masks of a random site are drawn by, for a group of balanced passes: a generator's seed, and a key.
+
+    torch's CPU generator takes 32 bits of seed, too few for all sites of all steps of a long run to differ. The 64 bits
+    of the key are laid over what it draws.
+
+    >>> len({site_seed(0, 0, site) for site in range(1000)})
+    1000
+    """
+    h = _scrambled(_scrambled(seed) + (group << 32) + site)
+    return h & 0xFFFFFFFF, _scrambled(h) - 2**63
+
+
+def _scrambled(number: int) -> int:
+    """A bijection of 64 bits (splitmix64)."""
+    h = (number * 0x9E3779B97F4A7C15 + 0x6A09E667F3BCC909) & 0xFFFFFFFFFFFFFFFF
+    h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return h ^ (h >> 31)
 
 
 # ------------------------------------------------------------------------------ drawing
@@ -98,22 +123,47 @@ class Noise:
 
 
 class Passes:
-    """The generators of `count` passes from `first` on, and the one place where their noise is drawn.
+    """`count` passes from `first` on, and the one place where their noise is drawn.
 
-    Asked for a site, it gives the noise of all passes at once.
+    Asked for a site, it gives the noise of all passes at once. What is drawn hangs on the seed and on the sites met
+    before, so all ways of running the passes must ask in the order of the sites and with the shape of a single pass.
 
-    Each pass consumes its generator in the order of the random sites it meets, so all ways of running the
-    passes must ask in that order and with the shape of a single pass.
+    Args:
+        seed: Of all passes.
+        first: The first pass.
+        count: How many.
+        together: How many passes there are in all, to be balanced among each other; 0 for independent ones.
+        device: Where the noise is wanted.
+        memo: What the passes of one call draw alike, shared by those that are run apart.
     """
 
-    def __init__(self, seed: int, first: int, count: int, *, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        first: int,
+        count: int,
+        *,
+        together: int = 0,
+        device: torch.device | None = None,
+        memo: "Memo | None" = None,
+    ) -> None:
         self.seed = seed
         self.first = first
         self.count = count
+        self.together = together
         self.device = device
-        where = () if device is None or device.type == "cpu" else (device,)
-        self.generators = [torch.Generator(*where).manual_seed(s) for s in pass_seeds(seed, first, count)]
+        self.memo = memo
+        self.n_sites = 0
         self.transformed = transforms_active()
+        self._generators: list[torch.Generator] | None = None
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """One for each pass, consumed in the order of the sites."""
+        if self._generators is None:
+            seeds = pass_seeds(self.seed, self.first, self.count)
+            self._generators = [_generator(self.device).manual_seed(s) for s in seeds]
+        return self._generators
 
     def plain(self) -> AbstractContextManager[Any]:
         """A context to draw in: outside of torch.func transforms that were at work before the passes began."""
@@ -121,10 +171,15 @@ class Passes:
 
     def part(self, start: int, count: int) -> "Passes":
         """At most `count` of these passes, before anything was drawn."""
-        return Passes(self.seed, self.first + start, min(count, self.count - start), device=self.device)
+        count = min(count, self.count - start)
+        if self.memo is None and count < self.count and self.together:
+            self.memo = Memo()
+        return Passes(
+            self.seed, self.first + start, count, together=self.together, device=self.device, memo=self.memo
+        )  # fmt: skip
 
     def noise(self, shape: Sequence[int], rate: float) -> Noise:
-        """Noise of shape (count, *shape) that drops units at `rate`, each pass from its own generator."""
+        """Noise of shape (count, *shape) that drops units at `rate`."""
         return self.noises([(shape, rate)])[0]
 
     def noises(self, sites: Sequence[tuple[Sequence[int], float]], factors: torch.dtype | None = None) -> list[Noise]:
@@ -133,9 +188,47 @@ class Passes:
         As `factors` of that dtype, numbers to multiply with, it takes fewer steps where there is little to do.
         """
         if not self.transformed:  # entering a context that does nothing takes as long as a small draw
-            return draw_noise(self.generators, sites, self.device, factors)
+            return self._drawn(sites, factors)
         with self.plain():
-            return draw_noise(self.generators, sites, self.device, factors)
+            return self._drawn(sites, factors)
+
+    def _drawn(self, sites: Sequence[tuple[Sequence[int], float]], factors: torch.dtype | None) -> list[Noise]:
+        rate = sites[0][1]
+        if len(sites) > 1 and any(other != rate for _, other in sites):
+            return [self._drawn([site], factors)[0] for site in sites]
+        self.n_sites += len(sites)
+        if is_balanced(self.together, rate):
+            return self._balanced([shape for shape, _ in sites], rate, factors)
+        return draw_noise(self.generators, sites, self.device, factors)
+
+    def _balanced(self, shapes: Sequence[Sequence[int]], rate: float, factors: torch.dtype | None) -> list[Noise]:
+        """The masks of sites that were just counted, from bits that all passes of a group share."""
+        spans = [-(-math.prod(shape) // PER_WORD) for shape in shapes]
+        units = torch.empty((self.count, PER_WORD * sum(spans)), dtype=torch.int8, device=self.device)
+        end, scale = 0, 1.0
+        for group, size in enumerate(group_sizes(self.together, rate)):
+            start, end = end, end + size
+            low, high = max(start, self.first), min(end, self.first + self.count)
+            if low < high:
+                table, out = patterns(size, rate, self.device), units[low - self.first : high - self.first]
+                words, seen = self._words(group, spans, rate)
+                table.fill(out, words, first=low - start, seen=seen)
+                scale = table.scale
+        values = units if factors is None else _factors(units > 0, scale, factors)
+        threshold = 0 if factors is None else None
+        starts = itertools.accumulate(spans, initial=0)
+        return [
+            Noise(_part(values, PER_WORD * at, shape), threshold, scale)
+            for at, shape in zip(starts, shapes, strict=False)
+        ]
+
+    def _words(self, group: int, spans: Sequence[int], rate: float) -> tuple[Tensor, Planes | None]:
+        """Random words for the sites just counted, and what was looked up with them before, where passes are apart."""
+        site = self.n_sites - len(spans)
+        if self.memo is None:
+            return site_words(self.seed, group, site, spans, self.device), None
+        key = (group, site, tuple(spans), rate)
+        return self.memo.found(key, lambda: site_words(self.seed, group, site, spans, self.device))
 
     def dimming(self, shape: Sequence[int], dtype: torch.dtype) -> Noise:
         """Factors from 1/2 to 3/2 of shape (count, *shape), where no unit may be lost."""
@@ -143,6 +236,46 @@ class Passes:
         for one, generator in zip(values, self.generators, strict=True):
             one.uniform_(0.5, 1.5, generator=generator)
         return Noise(values, None, 1.0)
+
+
+class Memo:
+    """What passes that are run apart draw alike: random words and masks by group and site, while there is room."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[Any, ...], tuple[Tensor, Planes]] = {}
+        self.left = 2**21  # words, of 4 units each
+
+    def found(self, key: tuple[Any, ...], draw: Callable[[], Tensor]) -> tuple[Tensor, Planes | None]:
+        """The words of `key`, drawn where they are not known, and what was looked up with them."""
+        if key in self.kept:
+            return self.kept[key]
+        words = draw()
+        if words.numel() > self.left:
+            return words, None
+        self.left -= words.numel()
+        self.kept[key] = words, {}
+        return self.kept[key]
+
+
+def site_words(seed: int, group: int, site: int, spans: Sequence[int], device: torch.device | None = None) -> Tensor:
+    """Random 64-bit words for sites from number `site` on, so many for each, one after the other (sum of spans,).
+
+    >>> two = site_words(0, 0, 4, [3, 2])
+    >>> torch.equal(two[3:], site_words(0, 0, 5, [2]))
+    True
+    """
+    words = torch.empty(sum(spans), dtype=torch.int64, device=device or _CPU)
+    generator, at = _generator(device), 0
+    for i, span in enumerate(spans):
+        own, key = site_seed(seed, group, site + i)
+        # the full range: random_() without bounds leaves the top bit 0
+        words[at : at + span].random_(-(2**63), None, generator=generator.manual_seed(own)).bitwise_xor_(key)
+        at += span
+    return words
+
+
+def _generator(device: torch.device | None) -> torch.Generator:
+    return torch.Generator() if device is None or device.type == "cpu" else torch.Generator(device)
 
 
 def draw_noise(
@@ -181,6 +314,30 @@ def draw_rates(generators: Sequence[torch.Generator], shape: Sequence[int], rate
     return [_cut(words, [span], [shape], rate, None)[0] for rate in rates]
 
 
+def draw_balanced(
+    sites: Sequence[tuple[int, int]], shape: Sequence[int], rates: Sequence[float], n_passes: int
+) -> list[Noise]:
+    """Noise (len(sites), n_passes, *shape) for each of `rates`, at sites (seed, number), cut from the same words.
+
+    >>> (noise,) = draw_balanced([(0, 0)], (100,), [0.5], 4)
+    >>> torch.equal(noise.values[0], Passes(0, 0, 4, together=4).noise((100,), 0.5).values)
+    True
+    """
+    span = -(-math.prod(shape) // PER_WORD)
+    words: dict[int, Tensor] = {}  # by group
+    found = []
+    for rate in rates:
+        units, end, scale = torch.empty((len(sites), n_passes, span * PER_WORD), dtype=torch.int8), 0, 1.0
+        for group, size in enumerate(group_sizes(n_passes, rate)):
+            if group not in words:
+                words[group] = torch.stack([site_words(seed, group, site, [span]) for seed, site in sites])
+            table, start, end = patterns(size, rate), end, end + size
+            table.fill(units[:, start:end], words[group], first=0)
+            scale = table.scale
+        found.append(Noise(units[..., : math.prod(shape)].unflatten(-1, list(shape)), 0, scale))
+    return found
+
+
 def _draw_words(generators: Sequence[torch.Generator | None], span: int) -> Tensor:
     """64 random bits, so many for each generator (len(generators), span)."""
     words = torch.empty((len(generators), span), dtype=torch.int64)
@@ -208,9 +365,7 @@ def _cut(
         units, cut, scale = words.view(torch.int32), 2**31 - kept, 2**32 / kept
     threshold: int | None = cut - 1
     if factors is not None:
-        kept_units, threshold = units >= cut, None
-        exact = factors == torch.get_default_dtype()  # the type that a product with a number comes out in
-        units = kept_units.mul(scale) if exact else kept_units.to(factors).mul_(scale)
+        units, threshold = _factors(units >= cut, scale, factors), None
     elif per_word == 2:
         units, threshold = (units >= cut).view(torch.int8), 0
     noises, start = [], 0
@@ -218,6 +373,12 @@ def _cut(
         noises.append(Noise(_part(units, start, shape), threshold, scale))
         start += span * per_word
     return noises
+
+
+def _factors(kept: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """0 or the scale, as numbers to multiply with."""
+    exact = dtype == torch.get_default_dtype()  # the type that a product with a number comes out in
+    return kept.mul(scale) if exact else kept.to(dtype).mul_(scale)
 
 
 def _part(units: Tensor, start: int, shape: Sequence[int]) -> Tensor:

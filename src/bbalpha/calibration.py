@@ -67,7 +67,7 @@ def fit_temperature(
     True
     """
     _check_rows(target)
-    passes = PassOptions(n_passes, batch_size, masks, seed, batch_dim, progress)
+    passes = PassOptions(n_passes, batch_size, masks, seed, batch_dim=batch_dim, progress=progress)
 
     def keep(groups: Iterator[Any], start: int) -> tuple[Tensor]:
         return (torch.cat([as_logits(g, class_axis) for g in groups]),)

@@ -204,6 +204,20 @@ def check_masks(masks: Any) -> None:
         raise ValueError(f'`masks` must be "per_example" or "shared"; got {masks!r}.')
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """`value` as a bool, if it is True or False (numpy's too).
+
+    >>> check_flag("balanced", "no")
+    Traceback (most recent call last):
+    TypeError: `balanced` must be True or False; got 'no'.
+    """
+    if type(value) is bool:
+        return value
+    if type(value).__name__ in ("bool", "bool_") and type(value).__module__ == "numpy":
+        return bool(value)
+    raise TypeError(f"`{name}` must be True or False; got {value!r}.")
+
+
 def check_seed(seed: Any) -> None:
     """Refuse what is no seed."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
@@ -256,4 +270,5 @@ RULES: dict[str, Callable[[str, Any], Any]] = {
     "patience": check_count,
     "n_ensemble": partial(check_count, most=2**10),
     "validation_fraction": check_share,
+    "balanced": check_flag,
 }

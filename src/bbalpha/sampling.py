@@ -1,6 +1,7 @@
 """K passes of any model: `sample(model, x, n_passes)` -> (K, N, ...), differentiable.
 
-Pass k draws from generators seeded by (seed, k), whatever the strategy, so all strategies agree:
+What pass k of K draws follows from (seed, k, K), whatever the strategy, so all strategies agree; the masks of the K
+passes are drawn together, so that each unit is dropped in its share of them (`_balance.py`):
 
     chain    nn.Sequential of plain layers: kernels of our own (`bbalpha._engine.chains`), picked by "auto"
     loop     the model is called K times; always right
@@ -19,7 +20,7 @@ from torch import nn
 
 from bbalpha._engine.inputs import BatchDim, Inputs
 from bbalpha._engine.planning import Masks, StrategyChoice, run_passes
-from bbalpha.checks import check_count, check_masks, check_model, check_seed
+from bbalpha.checks import check_count, check_flag, check_masks, check_model, check_seed
 
 
 def sample(
@@ -29,6 +30,7 @@ def sample(
     *,
     masks: Masks = "per_example",
     strategy: StrategyChoice = "auto",
+    balanced: bool = True,
     chunk_size: int | None = None,
     batch_dim: BatchDim = 0,
     seed: int | None = None,
@@ -47,6 +49,9 @@ def sample(
         masks: "per_example" draws anew for every row; "shared" draws one function a pass for all rows, and
             pass k of one `seed` is the same function for every batch.
         strategy: "auto", or one of "vmap", "repeat", "loop".
+        balanced: Draw the masks of the passes together: each unit is dropped in pK of the K passes, rounded up or down
+            at random. Each pass alone is plain dropout; what is averaged over passes has less noise. False draws
+            every pass by itself.
         chunk_size: At most so many passes at a time; their activations are computed again in the backward.
         batch_dim: The axis of `x` that counts the rows; or, in the structure of `x`, one for every input, None for
             inputs that are the same for all rows.
@@ -61,14 +66,18 @@ def sample(
     """
     if torch.compiler.is_compiling():  # a break in the graph: plans and shadows are nothing to compile
         return torch.compiler.disable(sample)(
-            model, x, n_passes, masks=masks, strategy=strategy, chunk_size=chunk_size, batch_dim=batch_dim, seed=seed
-        )
+            model, x, n_passes, masks=masks, strategy=strategy, balanced=balanced, chunk_size=chunk_size,
+            batch_dim=batch_dim, seed=seed,
+        )  # fmt: skip
     check_model(model)
     check_masks(masks)
     if strategy not in ("auto", "vmap", "repeat", "loop"):
         raise ValueError(f'`strategy` must be "auto", "vmap", "repeat" or "loop"; got {strategy!r}.')
     n_passes = None if n_passes is None else check_count("n_passes", n_passes)
     chunk_size = None if chunk_size is None else check_count("chunk_size", chunk_size)
+    check_flag("balanced", balanced)
     check_seed(seed)
     inputs = Inputs.of(x, batch_dim, model=model)
-    return run_passes(model, inputs, n_passes, masks=masks, strategy=strategy, chunk_size=chunk_size, seed=seed)
+    return run_passes(
+        model, inputs, n_passes, masks=masks, strategy=strategy, balanced=balanced, chunk_size=chunk_size, seed=seed
+    )

@@ -187,9 +187,9 @@ def test_an_empty_batch_gives_no_rows(case):
 # ------------------------------------------------------------------------------ statistics in training mode
 
 
-def _one_pass(model, x, k, seed):
-    """Pass k by hand, from the generator `sample` gives it, in the mode the model is in."""
-    with Interception(Passes(seed, k, 1), len(x)):
+def _one_pass(model, x, k, K, seed):
+    """Pass k of K by hand, with the draws that `sample` gives it, in the mode the model is in."""
+    with Interception(Passes(seed, k, 1, together=K), len(x)):
         return model(x.clone())
 
 
@@ -200,7 +200,7 @@ def test_batch_norm_in_training_mode_moves_once_by_the_mean_over_passes(chunk_si
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 8), behind, nn.Linear(8, 3)).train()
     x = torch.randn(6, 4) + 2
     alone = [copy.deepcopy(model) for _ in range(5)]
-    expected = torch.stack([_one_pass(net, x, k, 3) for k, net in enumerate(alone)])
+    expected = torch.stack([_one_pass(net, x, k, 5, 3) for k, net in enumerate(alone)])
     outputs = bbalpha.sample(model, x, 5, seed=3, chunk_size=chunk_size)
     outputs.sum().backward()
     assert_same(outputs, expected)
@@ -217,7 +217,7 @@ def test_instance_norm_in_training_mode_moves_once():
     model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.Dropout(0.5), norm).train()
     x = torch.randn(5, 2, 6)
     alone = [copy.deepcopy(model) for _ in range(3)]
-    expected = torch.stack([_one_pass(net, x, k, 0) for k, net in enumerate(alone)])
+    expected = torch.stack([_one_pass(net, x, k, len(alone), 0) for k, net in enumerate(alone)])
     assert_same(bbalpha.sample(model, x, 3, seed=0), expected)
     torch.testing.assert_close(norm.running_var, torch.stack([net[2].running_var for net in alone]).mean(0))
     assert not torch.equal(norm.running_var, torch.ones(4))
@@ -688,7 +688,7 @@ def test_random_architectures_agree_with_the_naive_loop(tree, n):
         if isinstance(m, nn.BatchNorm1d) or "SpectralNorm" in type(m).__name__:
             m.eval()
     with torch.no_grad():
-        expected = torch.stack([_one_pass(naive, x, k, n) for k in range(4)])
+        expected = torch.stack([_one_pass(naive, x, k, 4, n) for k in range(4)])
         for strategy in ("auto", ("loop", "vmap", "repeat")[n % 3]):
             outputs = sample_or_refuse(model, x, 4, seed=n, strategy=strategy)
             assert outputs is not None or strategy in ("vmap", "repeat")

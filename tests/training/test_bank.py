@@ -11,37 +11,55 @@ from bbalpha.training.bank import Member, initial_network, pad, standardiser
 from bbalpha.training.population import fit_population
 
 
-def test_members_of_one_key_share_the_masks_of_its_passes():
+@pytest.mark.parametrize("together", [0, 3])
+def test_members_of_one_key_share_the_masks_of_its_passes(together):
     keys = [(7, 4, 0.0, 0.5), (8, 4, 0.0, 0.5), (7, 4, 0.0, 0.5)]
-    draws = bank._Draws.of(keys, n_passes=3, B=4)
-    assert len(draws.generators) == 2
+    draws = bank._Draws.of(keys, n_passes=3, B=4, together=together)
+    assert len(draws.sources) == 2
     noise, scale = draws.noise(1, 6)
     assert torch.equal(noise[0], noise[2])
     assert not torch.equal(noise[0], noise[1])
-    assert torch.equal(noise[0] > 0, Passes(7, 0, 3).noise((4, 6), 0.5).keep())
+    assert torch.equal(noise[0] > 0, Passes(7, 0, 3, together=together).noise((4, 6), 0.5).keep())
     assert scale.tolist() == [2.0, 2.0, 2.0]
 
 
-def test_rows_that_are_not_there_draw_nothing():
-    draws = bank._Draws.of([(1, 4, 0.25), (2, 3, 0.5), (3, 0, 0.5), (4, 4, 0.0)], n_passes=2, B=4)
+@pytest.mark.parametrize("together", [0, 2])
+def test_rows_that_are_not_there_draw_nothing(together):
+    keys = [(1, 4, 0.25), (2, 3, 0.5), (3, 0, 0.5), (4, 4, 0.0)]
+    draws = bank._Draws.of(keys, n_passes=2, B=4, together=together)
     noise, scale = draws.noise(0, 5)
-    assert torch.equal(noise[1, :, :3] > 0, Passes(2, 0, 2).noise((3, 5), 0.5).keep())
+    assert torch.equal(noise[1, :, :3] > 0, Passes(2, 0, 2, together=together).noise((3, 5), 0.5).keep())
     assert bool((noise[2:] > 0).all())
     torch.testing.assert_close(scale, torch.tensor([4 / 3, 2.0, 1.0, 1.0]))
 
 
+@pytest.mark.parametrize("together", [0, 3])
 @pytest.mark.parametrize("owners", [[0, 0, 1, 1], [0, 1, 0, 0], [0, 1, 2, 3]])
-def test_the_readout_is_the_product_of_what_is_kept(owners):
-    draws = bank._Draws.of([(u, 5, 0.0, 0.25) for u in owners], n_passes=3, B=6)  # of 6 rows 5 are real
+def test_the_readout_is_the_product_of_what_is_kept(owners, together):
+    keys = [(u, 5, 0.0, 0.25) for u in owners]
+    draws = bank._Draws.of(keys, n_passes=3, B=6, together=together)  # of 6 rows 5 are real
     h, weight = torch.randn(4, 6, 8), torch.randn(4, 2, 8)
     keep, scale = draws.keep(1, 8)
     assert keep.shape == (max(owners) + 1, 6, 3, 8)
     assert scale.tolist() == pytest.approx([4 / 3] * 4)
     for m, u in enumerate(owners):
         mask = torch.ones(3, 6, 8)
-        mask[:, :5] = Passes(u, 0, 3).noise((5, 8), 0.25).keep().float()
+        mask[:, :5] = Passes(u, 0, 3, together=together).noise((5, 8), 0.25).keep().float()
         expected = (mask * h[m]) @ weight[m].T
         torch.testing.assert_close(draws.readout(h, keep, weight)[m], expected)
+
+
+@pytest.mark.parametrize("together", [0, 200])
+def test_masks_of_the_second_site_at_several_rates_are_those_of_the_passes(together):
+    """Rates of one seed share random bits; one too small to be balanced draws by itself; 200 passes are two groups."""
+    rates = (0.25, 0.05, 1e-5)
+    draws = bank._Draws.of([(7, 4, 0.5, p) for p in rates], n_passes=200, B=4, together=together)
+    draws.noise(0, 3)
+    noise, _ = draws.noise(1, 5)
+    for m, p in enumerate(rates):
+        passes = Passes(7, 0, 200, together=together)
+        passes.noise((4, 3), 0.5)
+        assert torch.equal(noise[m] > 0, passes.noise((4, 5), p).keep())
 
 
 def test_members_that_share_no_mask_learn_as_those_that_do():

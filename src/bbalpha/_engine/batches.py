@@ -26,7 +26,7 @@ from bbalpha._engine.running import Plan
 from bbalpha._engine.shadows import shadowed
 from bbalpha._kernels import draw_seed, pass_seed
 from bbalpha._torch import listened_to, tree_flatten, tree_unflatten
-from bbalpha.checks import check_count, check_masks, check_model, check_seed
+from bbalpha.checks import check_count, check_flag, check_masks, check_model, check_seed
 
 _BUDGET = 2**22  # numbers in one activation: 16 MB of float32
 _PATIENCE = 3.0  # seconds before a progress bar shows
@@ -44,6 +44,7 @@ class PassOptions:
         masks: As in `bbalpha.sample`.
         seed: None draws from torch's global generator; an int leaves it untouched. With shared masks the result
             is then the same for every `batch_size`.
+        balanced: As in `bbalpha.sample`.
         batch_dim: As in `bbalpha.sample`; in the results rows come first.
         progress: None shows a bar on a terminal when it takes more than a few seconds.
     """
@@ -52,6 +53,7 @@ class PassOptions:
     batch_size: int | None = None
     masks: Masks = "per_example"
     seed: int | None = None
+    balanced: bool = True
     batch_dim: BatchDim = 0
     progress: bool | None = None
 
@@ -62,6 +64,7 @@ class PassOptions:
             check_count("batch_size", self.batch_size)
         check_masks(self.masks)
         check_seed(self.seed)
+        check_flag("balanced", self.balanced)
 
     @property
     def count(self) -> int:
@@ -227,8 +230,8 @@ def _groups(
             own = None  # no seed reaches it
         with _explained(model, inputs):
             outputs = run_passes(
-                model, inputs, count, masks=options.masks, seed=own, chunk_size=chunk, evaluation=True, plan=plan,
-                witness=witness,
+                model, inputs, count, masks=options.masks, seed=own, balanced=options.balanced, chunk_size=chunk,
+                evaluation=True, plan=plan, witness=witness,
             )  # fmt: skip
         yield outputs if plan.rows is None else _rows_behind_passes(outputs, plan.rows.outputs)
 

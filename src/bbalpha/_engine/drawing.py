@@ -114,6 +114,10 @@ class Drawing:
             return rows * values
         return self._join(kernels.dropout(rows, Noise(values, noise.threshold, noise.scale)), place)
 
+    def kept(self, like: Tensor, rate: float) -> Tensor:
+        """Ones of the shape of `like`, and zeros at `rate`: the masks of `dropped`."""
+        return (self.dropped(torch.ones_like(like, dtype=torch.get_default_dtype()), rate) > 0).to(like.dtype)
+
     def filled(self, like: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:
         """Random numbers of the shape of `like`, `fill(empty, generator)` for each pass."""
         self.fired += 1

@@ -167,6 +167,8 @@ def _fill_(name: str) -> Callable[..., Tensor]:
         if generator is not None:
             mode.alone(name)
             return method(input, *args, generator=generator, **kwargs)  # type: ignore[no-any-return]
+        if isinstance(p, (int, float)) and 0 < p < 1:
+            return _put(input, mode.kept(input, 1 - p), True)
         if isinstance(p, Tensor):
             uniform = mode.filled(input, lambda t, g: t.uniform_(generator=g))
             return _put(input, (uniform < p).to(input.dtype), True)
@@ -209,6 +211,8 @@ def _bernoulli(mode: Drawing, input: Tensor, p: float | None = None, *, generato
     if generator is not None:
         mode.alone("bernoulli")
         return torch.bernoulli(input, generator=generator)
+    if p is not None and 0 < p < 1:
+        return mode.kept(input, 1 - p)
     uniform = mode.filled(input, lambda t, g: t.uniform_(generator=g))
     return (uniform < (input if p is None else p)).to(input.dtype)
 

@@ -69,6 +69,7 @@ def run_passes(
     *,
     masks: Masks,
     seed: int | None,
+    balanced: bool = True,
     strategy: Way = "auto",
     chunk_size: int | None = None,
     evaluation: bool = False,
@@ -88,7 +89,8 @@ def run_passes(
         if plan.rows is not None and plan.rows.axes != inputs.axes:
             inputs = replace(inputs, axes=plan.rows.axes)
         _check_plan(plan, seed)
-        call = SampleCall(model, inputs, plan, base, shared, evaluation, witness=witness)
+        together = n_passes if balanced else 0
+        call = SampleCall(model, inputs, plan, base, shared, evaluation, witness=witness, together=together)
         try:
             return call.all(n_passes, chunk_size)
         except NotStackableError as error:  # what was tried on a few rows does not hold here

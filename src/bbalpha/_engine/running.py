@@ -20,7 +20,7 @@ from bbalpha._engine.interception import Interception
 from bbalpha._engine.rows import Finder, Rows
 from bbalpha._engine.shadows import Use, shadowed
 from bbalpha._engine.tracing import trace
-from bbalpha._kernels import Passes, pass_seed
+from bbalpha._kernels import Memo, Passes, pass_seed
 from bbalpha._torch import TreeSpec, tree_flatten, tree_unflatten
 
 Witness = Callable[[tuple[str, ...]], None]  # told the modules that drew in a pass, in order
@@ -71,6 +71,8 @@ class SampleCall:
         use: As in `shadowed`.
         dimmed: As in `Drawing`.
         witness: Told which modules drew, pass by pass as they are run, where places are asked for.
+        together: How many passes are balanced among each other; 0: they are independent.
+        memo: What passes that are run apart draw alike.
     """
 
     model: nn.Module
@@ -82,6 +84,8 @@ class SampleCall:
     use: Use = "run"
     dimmed: bool = False
     witness: Witness | None = None
+    together: int = 0
+    memo: Memo | None = None
 
     def __call__(self, first: int, count: int) -> Any:
         """The outputs of the passes, stacked."""
@@ -143,9 +147,15 @@ class SampleCall:
                 contexts.enter_context(finder.listening(model, own=model is not self.model))
             yield _Live(self, model, finder)
 
+    def passes(self, first: int, count: int) -> Passes:
+        """What draws for the passes from `first` on."""
+        if self.memo is None and count < self.together:
+            self.memo = Memo()
+        device = self.inputs.device
+        return Passes(self.seed, first, count, together=self.together, device=device, memo=self.memo)
+
     def _chain(self, first: int, count: int) -> Tensor:
-        passes = Passes(self.seed, first, count, device=self.inputs.device)
-        outputs = chains.run(self.plan.layers, self.inputs.x, passes, shared=self.shared)
+        outputs = chains.run(self.plan.layers, self.inputs.x, self.passes(first, count), shared=self.shared)
         if outputs is None:
             raise ValueError(trace(self.model, self.inputs.narrow(0, 1)).nothing_random(self.model))
         return outputs
@@ -178,7 +188,7 @@ class _Live:
 
     def _intercept(self, first: int, count: int, strategy: Strategy) -> Interception:
         inputs = self.call.inputs
-        passes = Passes(self.call.seed, first, count, device=inputs.device)
+        passes = self.call.passes(first, count)
         where = None if self.finder is None else self.finder.begin()
         return Interception(
             passes, inputs.rows or 0, strategy=strategy, where=where, shared=self.call.shared, dimmed=self.call.dimmed

@@ -108,7 +108,7 @@ class DropoutEstimator(WholeFit):
                     network, data, objective=objective, epochs=epochs, n_passes=self.n_passes, batch_size=batch_size,
                     length_scale=self.length_scale, learning_rate=self.learning_rate, schedule=cosine,
                     validation=None if patience is None else held_out_share(self, n_rows), patience=patience,
-                    progress=bool(self.verbose), seed=seed,
+                    balanced=self.balanced, progress=bool(self.verbose), seed=seed,
                 )  # fmt: skip
             except ValueError as error:
                 if settled(network, objective):
@@ -196,7 +196,8 @@ class DropoutEstimator(WholeFit):
         if content["kind"] != cls.__name__:
             raise ValueError(f"`path` must hold a {cls.__name__}; {str(path)!r} holds a {content['kind']}.")
         with _whole(path):
-            model = cls(**_array(content["params"]), module=module)
+            unbalanced = {"balanced": False}  # as folders were that do not say
+            model = cls(**(unbalanced | _array(content["params"])), module=module)
             older = {"uses_module_": module is not None, "noise_": getattr(model, "noise", None)}  # folders lack these
             older = {name: value for name, value in older.items() if name in cls._fitted_names}
             model.__dict__.update({**older, **_array(content["fitted"])})

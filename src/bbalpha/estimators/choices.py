@@ -104,7 +104,7 @@ def train_together(
     return fit_population(
         x, y, members, epochs=epochs, hidden_layer_sizes=settings.hidden_layer_sizes, likelihood=likelihood,
         n_passes=settings.n_passes, batch_size=batch_size, patience=patience, sample_weight=weight,
-        progress=bool(getattr(settings, "verbose", False)),
+        balanced=settings.balanced, progress=bool(getattr(settings, "verbose", False)),
     )  # fmt: skip
 
 

@@ -76,6 +76,7 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
         length_scale: float = 1.0,
         n_passes: int = 10,
         n_predict_passes: int = 100,
+        balanced: bool = True,
         epochs: int | None = None,
         batch_size: int | None = None,
         learning_rate: float = 0.01,
@@ -115,7 +116,7 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
         parts = [
             predict_classification(
                 network, x.float() if self.uses_module_ else x, n_passes=n_passes, masks="shared",
-                seed=self.seed_ + i, progress=False,
+                balanced=self.balanced, seed=self.seed_ + i, progress=False,
             )
             for i, network in enumerate(self._predictors())
         ]  # fmt: skip

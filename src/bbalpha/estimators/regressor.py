@@ -92,6 +92,7 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         length_scale: l of the prior N(0, 1/l^2), on standardised data.
         n_passes: K in training.
         n_predict_passes: K in prediction, over all networks.
+        balanced: Draw the masks of the passes together, as in `bbalpha.sample`: less noise at equal K.
         epochs: Times through the data; None chooses by the number of rows.
         batch_size: Rows a step; None is 32, or 128 from 2,000 rows on.
         learning_rate: Of Adam, falling to 0 along a cosine.
@@ -126,6 +127,7 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         length_scale: float = 1.0,
         n_passes: int = 10,
         n_predict_passes: int = 100,
+        balanced: bool = True,
         epochs: int | None = None,
         batch_size: int | None = None,
         learning_rate: float = 0.01,
@@ -177,7 +179,7 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
             predict_regression(
                 network, x.float() if self.uses_module_ else x, n_passes=n_passes or self._passes(),
                 precision=None if learned else "predicted", output=split_heads if self._splits() else None,
-                masks="shared", seed=self.seed_ + i, progress=False,
+                masks="shared", balanced=self.balanced, seed=self.seed_ + i, progress=False,
             )
             for i, network in enumerate(self._predictors())
         ]  # fmt: skip

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bbalpha._kernels import Noise, draw_rates, pass_seed, step_seed, units_per_word
+from bbalpha._balance import is_balanced
+from bbalpha._kernels import Noise, draw_balanced, draw_rates, pass_seeds, step_seed, units_per_word
 from bbalpha._torch import where_above
 from bbalpha.networks import mlp
 from bbalpha.objectives import GaussianNLL, class_losses, gaussian_losses
@@ -66,11 +67,12 @@ class Bank:
     y_mean: Tensor
     y_scale: Tensor
     likelihood: Likelihood
+    balanced: bool
 
     @classmethod
     def start(
         cls, x: Tensor, y: Tensor, members: Sequence[Member], hidden: Sequence[int], likelihood: Likelihood,
-        weight: Tensor | None,
+        weight: Tensor | None, balanced: bool,
     ) -> "Bank":  # fmt: skip
         """Fresh members, standardised by their own rows."""
         outputs = int(y.max()) + 1 if likelihood == "categorical" else y.shape[1]
@@ -85,14 +87,15 @@ class Bank:
             targets = [_scaler(y, m, weight) for m in members]
         x_mean, x_scale = (torch.stack(part) for part in zip(*scalers, strict=True))
         y_mean, y_scale = (torch.stack(part) for part in zip(*targets, strict=True))
-        return cls(tuple(members), torch.stack(rows), sizes, x_mean, x_scale, y_mean, y_scale, likelihood)
+        return cls(tuple(members), torch.stack(rows), sizes, x_mean, x_scale, y_mean, y_scale, likelihood, balanced)
 
     @classmethod
     def of(cls, p: Any) -> "Bank":
         """The bank of a trained `Population`."""
         parts = [t.flatten(1) for layer in p.weights for t in layer] + [p.log_precision[:, None]]
         sizes = [p.weights[0][0].shape[2], *(w.shape[1] for w, _ in p.weights)]
-        return cls(p.members, torch.cat(parts, 1), sizes, p.x_mean, p.x_scale, p.y_mean, p.y_scale, p.likelihood)
+        scalers = p.x_mean, p.x_scale, p.y_mean, p.y_scale
+        return cls(p.members, torch.cat(parts, 1), sizes, *scalers, p.likelihood, p.balanced)
 
     def layers(self, flat: Tensor) -> tuple[tuple[tuple[Tensor, Tensor], ...], Tensor]:
         """Views of `flat` (M, P): weight (M, out, in) and bias (M, 1, out) of each layer, and log precision (M,)."""
@@ -120,7 +123,8 @@ class Bank:
         layers, _ = self.layers(flat)
         by_layer = [[rates[i] for i in part] for rates in self.rates()]
         mine = [(seeds[i], counts[i]) for i in part]
-        draws = _Draws.of([(*a, *b) for a, b in zip(mine, zip(*by_layer, strict=True), strict=True)], n_passes, B)
+        keys = [(*a, *b) for a, b in zip(mine, zip(*by_layer, strict=True), strict=True)]
+        draws = _Draws.of(keys, n_passes, B, together=n_passes if self.balanced else 0)
         h = x.unsqueeze(1)  # (M, 1 or K, B, in): what all passes share is computed once
         for i, (weight, bias) in enumerate(layers):
             if any(by_layer[i]) and i == len(layers) - 1 and h.shape[1] == 1:
@@ -192,7 +196,7 @@ class Bank:
 
 @dataclass(frozen=True)
 class _Draws:
-    """The generators of members.
+    """What the masks of members are drawn by.
 
     Those that would draw the same masks (seed, rows and rates agree) share them; where rates alone differ they share
     the random bits that masks are cut from.
@@ -200,24 +204,30 @@ class _Draws:
     Attributes:
         keys: The distinct (seed, rows, rate of each layer).
         owner: Which of the keys each member has.
-        source: Which of the `generators` each key draws from.
-        generators: K of them for each source.
+        source: Which of the `sources` each key draws from.
+        sources: The distinct (seed, rows, kind of draw of each layer).
+        n_passes: K.
         B: Rows of a batch.
+        together: As in `Passes`.
+        generators: K of them for each source that was asked for passes that are not balanced.
     """
 
     keys: list[tuple[Any, ...]]
     owner: list[int]
     source: list[int]
-    generators: list[list[torch.Generator]]
+    sources: list[tuple[Any, ...]]
+    n_passes: int
     B: int
+    together: int
+    generators: dict[int, list[torch.Generator]]
 
     @classmethod
-    def of(cls, members: list[tuple[Any, ...]], n_passes: int, B: int) -> "_Draws":
+    def of(cls, members: list[tuple[Any, ...]], n_passes: int, B: int, *, together: int = 0) -> "_Draws":
         index = {key: i for i, key in enumerate(dict.fromkeys(members))}
-        drawn = [(*key[:2], *(rate and units_per_word(rate) for rate in key[2:])) for key in index]
+        drawn = [(*key[:2], *(_kind(rate, together) for rate in key[2:])) for key in index]
         sources = {source: i for i, source in enumerate(dict.fromkeys(drawn))}
-        generators = [[torch.Generator().manual_seed(pass_seed(s[0], k)) for k in range(n_passes)] for s in sources]
-        return cls(list(index), [index[m] for m in members], [sources[s] for s in drawn], generators, B)
+        owner, source = [index[m] for m in members], [sources[s] for s in drawn]
+        return cls(list(index), owner, source, list(sources), n_passes, B, together, {})
 
     def noise(self, layer: int, width: int) -> tuple[Tensor, Tensor]:
         """What is positive where a unit is kept (M, K, B, width), and the scale of what is kept (M,)."""
@@ -225,7 +235,7 @@ class _Draws:
         if len(drawn) == 1 and drawn[0][1].values.shape[2] == self.B and len(drawn[0][0]) == len(self.keys):
             noise = drawn[0][1].values.float().sub_(drawn[0][1].threshold or 0)
         else:
-            noise = torch.ones(len(self.keys), len(self.generators[0]), self.B, width)
+            noise = torch.ones(len(self.keys), self.n_passes, self.B, width)
             for chosen, own in drawn:
                 noise[chosen, :, : own.values.shape[2]] = own.values.float().sub_(own.threshold or 0)
         if len(self.keys) == len(self.owner):
@@ -235,7 +245,7 @@ class _Draws:
     def keep(self, layer: int, width: int) -> tuple[Tensor, Tensor]:
         """1 where a unit is kept, else 0, for the distinct keys (U, B, K, width), and the scale of members (M,)."""
         drawn, scale = self._drawn(layer, width)
-        keep = torch.ones(len(self.keys), self.B, len(self.generators[0]), width)
+        keep = torch.ones(len(self.keys), self.B, self.n_passes, width)
         for chosen, own in drawn:
             keep[chosen, : own.values.shape[2]] = own.keep().transpose(1, 2).float()
         return keep, scale[self.owner]
@@ -265,21 +275,42 @@ class _Draws:
         for u, key in enumerate(self.keys):
             count, rate = key[1], key[2 + layer]
             if count and rate:
-                groups.setdefault((count, units_per_word(rate)), {}).setdefault(rate, []).append(u)
+                groups.setdefault((count, _kind(rate, self.together)), {}).setdefault(rate, []).append(u)
         scale = torch.ones(len(self.keys))
         found = []
-        for (count, _), by_rate in groups.items():
+        for (count, kind), by_rate in groups.items():
             sources = list(dict.fromkeys(self.source[u] for chosen in by_rate.values() for u in chosen))
-            generators = [g for s in sources for g in self.generators[s]]
-            noises = draw_rates(generators, (count, width), list(by_rate))
+            noises = self._cut(layer, sources, (count, width), list(by_rate), balanced=kind == _BALANCED)
             for chosen, drawn in zip(by_rate.values(), noises, strict=True):
-                values = drawn.values.view(len(sources), -1, count, width)
+                values = drawn.values
                 places = [sources.index(self.source[u]) for u in chosen]
                 if places != list(range(len(sources))):
                     values = values[places]
                 scale[chosen] = drawn.scale
                 found.append((chosen, Noise(values, drawn.threshold, drawn.scale)))
         return found, scale
+
+    def _cut(
+        self, layer: int, sources: list[int], shape: tuple[int, int], rates: list[float], *, balanced: bool
+    ) -> list[Noise]:
+        """Noise (sources, K, *shape) for each of the rates."""
+        if balanced:
+            sites = [(self.sources[s][0], sum(kind > 0 for kind in self.sources[s][2 : 2 + layer])) for s in sources]
+            return draw_balanced(sites, shape, rates, self.n_passes)
+        for s in sources:
+            if s not in self.generators:
+                seeds = pass_seeds(self.sources[s][0], 0, self.n_passes)
+                self.generators[s] = [torch.Generator().manual_seed(seed) for seed in seeds]
+        drawn = draw_rates([g for s in sources for g in self.generators[s]], shape, rates)
+        return [Noise(d.values.view(len(sources), -1, *shape), d.threshold, d.scale) for d in drawn]
+
+
+_BALANCED = 16  # bits of a unit, as a kind of draw
+
+
+def _kind(rate: float, together: int) -> int:
+    """What tells draws apart that cannot be cut from the same bits; 0 for none."""
+    return 0 if not rate else _BALANCED if is_balanced(together, rate) else units_per_word(rate)
 
 
 def _drop(x: Tensor, noise: Tensor, *, relu: bool) -> Tensor:

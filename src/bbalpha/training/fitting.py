@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from bbalpha._engine.planning import Masks
 from bbalpha._files import FolderInUseError, Lock, Restoring
 from bbalpha._kernels import draw_seed
-from bbalpha.checks import check_any_seed, check_count, check_model, check_number
+from bbalpha.checks import check_any_seed, check_count, check_flag, check_model, check_number
 from bbalpha.training.feed import Source, held_out, source
 from bbalpha.training.loop import History as History
 from bbalpha.training.loop import Objective, Training, on_device
@@ -48,6 +48,7 @@ def fit(
     validation: Any = None,
     patience: int | None = None,
     masks: Masks = "per_example",
+    balanced: bool = True,
     max_grad_norm: float | None = None,
     amp: torch.dtype | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -77,6 +78,7 @@ def fit(
             best validation log-likelihood are kept.
         patience: Stop after so many epochs without a better one.
         masks: As in `sample`.
+        balanced: As in `sample`.
         max_grad_norm: Gradients are clipped to this norm.
         amp: torch.bfloat16 or torch.float16 for automatic mixed precision.
         checkpoint: A folder for the state of the run, of one run at a time. If it holds the same run, that goes on, to
@@ -118,8 +120,8 @@ def fit(
         _check_schedule(schedule, made)
         run = Training(
             model, objective, train, held, made, penalty, base, epochs=epochs, n_passes=n_passes, schedule=schedule,
-            patience=patience, masks=masks, max_grad_norm=max_grad_norm, amp=amp, callback=callback, folder=folder,
-            every=every, facts={
+            patience=patience, masks=masks, balanced=check_flag("balanced", balanced), max_grad_norm=max_grad_norm,
+            amp=amp, callback=callback, folder=folder, every=every, facts={
                 "n_data": train.n_data, "batch_size": batch_size, "length_scale": length_scale, "seed": seed,
                 "learning_rate": learning_rate if optimizer is None else None,
             },

@@ -67,7 +67,14 @@ class History:
 
 
 def predictive_nll(
-    model: nn.Module, data: Source, objective: Objective, *, n_passes: int | None, masks: Masks, seed: int
+    model: nn.Module,
+    data: Source,
+    objective: Objective,
+    *,
+    n_passes: int | None,
+    masks: Masks,
+    balanced: bool,
+    seed: int,
 ) -> float:
     """Negative log-likelihood a data point of the predictive distribution: the objective at alpha = 1."""
     scored = objective
@@ -80,7 +87,7 @@ def predictive_nll(
     with torch.no_grad():
         for i, batch in enumerate(data.epoch(seed, 0)):
             x, target, weight = on_device(batch, device)
-            outputs = sample(model, x, n_passes, masks=masks, seed=step_seed(seed + 1, i))
+            outputs = sample(model, x, n_passes, masks=masks, balanced=balanced, seed=step_seed(seed + 1, i))
             n = float(Inputs.of(x, 0).rows or 0) if weight is None else float(weight.sum())
             total += n * float(scored(outputs, target) if weight is None else scored(outputs, target, weight))
             rows += n
@@ -105,6 +112,7 @@ class Training:
     schedule: Callable[[float], float] | LRScheduler | None
     patience: int | None
     masks: Masks
+    balanced: bool
     max_grad_norm: float | None
     amp: torch.dtype | None
     callback: Callable[[Progress], bool | None] | None
@@ -197,7 +205,8 @@ class Training:
         passes = self.n_passes(share) if callable(self.n_passes) else self.n_passes
         mixed = nullcontext() if self.amp is None else torch.autocast(self.device.type, dtype=self.amp)
         with mixed:
-            outputs = sample(self.model, x, passes, masks=self.masks, seed=step_seed(self.seed, self.step))
+            own = step_seed(self.seed, self.step)
+            outputs = sample(self.model, x, passes, masks=self.masks, balanced=self.balanced, seed=own)
         rows = float((Inputs.of(x, 0).rows or 0) if weight is None else weight.numel())
         loss = self._loss(outputs, target, weight)
         total = loss if self.penalty is None else loss + self.penalty()
@@ -238,7 +247,12 @@ class Training:
         if self.held is not None:
             passes = self.n_passes(1.0) if callable(self.n_passes) else self.n_passes
             many = None if passes is None else max(passes, 20)
-            options: dict[str, Any] = {"n_passes": many, "masks": self.masks, "seed": self.seed}
+            options: dict[str, Any] = {
+                "n_passes": many,
+                "masks": self.masks,
+                "balanced": self.balanced,
+                "seed": self.seed,
+            }
             try:
                 nll = predictive_nll(self.model, self.held, self.objective, **options)
             except ValueError as error:
@@ -306,6 +320,7 @@ class Training:
         by_share = callable(self.n_passes) or (self.schedule is not None and not isinstance(self.schedule, LRScheduler))
         return self.facts | {
             "masks": self.masks,
+            "balanced": self.balanced,
             "n_passes": fingerprint.told(self.n_passes),
             "schedule": fingerprint.told(self.schedule),
             "epochs": self.epochs if by_share else None,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bbalpha._kernels import step_seed
-from bbalpha.checks import check_count, check_settings, check_weight
+from bbalpha.checks import check_count, check_flag, check_settings, check_weight
 from bbalpha.priors import weight_decay
 from bbalpha.training.bank import LIKELIHOODS, Bank, Likelihood, initial_network, pad, tables
 from bbalpha.training.bank import Member as Member  # also a name of this module
@@ -41,6 +41,7 @@ class Population:
         likelihood: As in `fit_population`.
         nll: Validation NLL a row after every epoch, in units of y (E, M); nan where there is none.
         best_epoch: The epoch (from 1) whose weights a member has (M,).
+        balanced: As in `fit_population`.
     """
 
     members: tuple[Member, ...]
@@ -53,6 +54,7 @@ class Population:
     likelihood: Likelihood
     nll: Tensor
     best_epoch: Tensor
+    balanced: bool = True
 
     def network(self, index: int) -> nn.Sequential:
         """Member `index` as a network of its own, on standardised inputs, in evaluation mode."""
@@ -87,6 +89,7 @@ def fit_population(
     patience: int | None = None,
     sample_weight: Any = None,
     n_validation_passes: int = 20,
+    balanced: bool = True,
     progress: bool = False,
 ) -> Population:
     """Train all `members` at once on rows of one table.
@@ -105,6 +108,7 @@ def fit_population(
         patience: A member stops after so many epochs without a better validation NLL.
         sample_weight: A weight per row (N,).
         n_validation_passes: K of the validation NLL.
+        balanced: As in `bbalpha.sample`.
         progress: Show a bar: epochs, networks that still move, and the mean of their validation NLL.
 
     >>> x = torch.randn(40, 2)
@@ -127,7 +131,9 @@ def fit_population(
     if sample_weight is not None:
         weight = check_weight(torch.as_tensor(sample_weight, dtype=torch.float32), torch.empty(len(inputs)))
     members = [_checked(m, len(inputs), weight) for m in members]
-    bank = Bank.start(inputs, target, members, given.pop("hidden_layer_sizes"), likelihood, weight)
+    bank = Bank.start(
+        inputs, target, members, given.pop("hidden_layer_sizes"), likelihood, weight, check_flag("balanced", balanced)
+    )
     run = _Training(bank, inputs, target, weight, schedule=schedule, **given)
     _check_finite(bank)
     return run(progress)
@@ -298,5 +304,5 @@ class _Training:
         curve = torch.stack(self.curve) if self.curve else torch.empty(0, len(bank.members))
         return Population(
             bank.members, layers, log_precision, bank.x_mean, bank.x_scale, bank.y_mean, bank.y_scale,
-            bank.likelihood, curve, self.best_epoch,
+            bank.likelihood, curve, self.best_epoch, bank.balanced,
         )  # fmt: skip
