@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbalpha import _balance
-from bbalpha._balance import LARGEST, SIZE, group_sizes, is_balanced, patterns
-from bbalpha._kernels import Passes, site_seed, site_words, step_seed
+from bbalpha._balance import LARGEST, SIZE, Memo, Tape, group_sizes, is_balanced, patterns, tape_seed
+from bbalpha._kernels import Passes, step_seed
 
 RATES = (0.5, 0.25, 0.05, 0.1, 1 / 3, 0.9, 0.003)
 
@@ -122,9 +122,22 @@ def test_what_is_remembered_is_bounded():
     part = passes.part(0, 1)
     passes.memo.left = 10
     part.noise((1000,), 0.5)
-    assert not passes.memo.kept
+    assert not passes.memo.words
     assert torch.equal(part.part(0, 1).noise((30,), 0.5).keep(), keep(0, 4, (30,), 0.5, count=1, together=4))
-    assert len(passes.memo.kept) == 1
+    assert len(passes.memo.words) == 1
+
+
+@given(spans=st.lists(st.integers(1, 9), min_size=1, max_size=6), others=st.lists(st.integers(1, 9), max_size=6),
+       room=st.integers(0, 30))  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_a_tape_reads_the_same_with_and_without_a_memory(spans, others, room):
+    """Also where memory runs out, and where one pass met other sites than the one before."""
+    memo = Memo()
+    memo.left = room
+    for asked in (spans, others, spans):
+        plain, remembered = Tape(5, 1), Tape(5, 1, memo=memo)
+        for span in asked:
+            assert torch.equal(plain.draw(span), remembered.read(span)[0])
 
 
 def test_one_pass_and_rates_out_of_reach_are_drawn_as_ever():
@@ -151,12 +164,12 @@ def test_several_sites_at_once_are_those_one_after_the_other():
 
 def test_no_two_steps_or_sites_of_a_long_run_share_a_stream():
     assert len({step_seed(5, t) for t in range(200_000)}) == 200_000
-    assert len({site_seed(step_seed(5, t), 0, s) for t in range(50_000) for s in range(4)}) == 200_000
+    assert len({tape_seed(step_seed(5, t), group) for t in range(50_000) for group in range(4)}) == 200_000
 
 
 def test_streams_of_one_generator_seed_differ_by_their_key():
     """Where the 32 bits that torch's generator takes agree, the patterns are unrelated nevertheless."""
-    words = site_words(0, 0, 0, [5000])
+    words = Tape(0, 0).draw(5000)
     other = words ^ 0x1234567_89ABCDEF
     a, b = (torch.empty((10, 20_000), dtype=torch.int8) for _ in range(2))
     patterns(10, 0.5).fill(a, words, first=0)

@@ -32,13 +32,15 @@ class Patterns:
     """The patterns of K passes at one rate.
 
     Attributes:
+        n_passes: K.
         planes: Bit k % 7 of planes[k // 7][i] says whether pattern i keeps a unit in pass k; ceil(K / 7) of (2^16,).
-        powers: 1, 2, 4, ... (7, 1) int8.
+        bits: bits[a, b] are the bits of the passes a to b of a plane (b - a, 1) int8.
         scale: One over the share of units that every pass keeps.
     """
 
+    n_passes: int
     planes: tuple[Tensor, ...]
-    powers: Tensor
+    bits: dict[tuple[int, int], Tensor]
     scale: float
 
     def fill(self, out: Tensor, words: Tensor, *, first: int, seen: Planes | None = None) -> None:
@@ -58,20 +60,33 @@ class Patterns:
             part = slice(start, min(units, start + _BLOCK))
             self._fill(out[:, part], words[start // PER_WORD : part.stop // PER_WORD], first, None)
 
+    def few(self, words: Tensor, *, first: int, count: int) -> Tensor | None:
+        """What `fill` would write for one row of words (count, units), where one plane has it all; None otherwise."""
+        plane, start = divmod(first, _BITS)
+        if start + count > _BITS:
+            return None
+        return self.planes[plane].index_select(0, _indices(words)).bitwise_and(self.bits[start, start + count])
+
     def _fill(self, out: Tensor, words: Tensor, first: int, seen: Planes | None) -> None:
         last, index = first + out.shape[-2], None
         for plane in range(first // _BITS, (last - 1) // _BITS + 1):
             kept = None if seen is None else seen.get(plane)
             if kept is None:
-                if index is None:
-                    index = words.view(torch.int16).to(torch.int32).add_(SIZE // 2)
+                index = _indices(words) if index is None else index
                 kept = self.planes[plane].index_select(0, index.view(-1)).view(*index.shape[:-1], 1, -1)
                 if seen is not None:
                     seen.clear()  # passes come one after the other
                     seen[plane] = kept
-            start, stop = max(first, plane * _BITS), min(last, (plane + 1) * _BITS)
-            bits = self.powers[start - plane * _BITS : stop - plane * _BITS]
-            torch.bitwise_and(kept, bits, out=out[..., start - first : stop - first, :])
+            base = plane * _BITS
+            start, stop = max(first, base), min(last, base + _BITS)
+            torch.bitwise_and(
+                kept, self.bits[start - base, stop - base], out=out[..., start - first : stop - first, :]
+            )  # fmt: skip
+
+
+def _indices(words: Tensor) -> Tensor:
+    """16 bits a unit as numbers of patterns, int32."""
+    return words.view(torch.uint16).to(torch.int32)
 
 
 @lru_cache(maxsize=64)
@@ -85,10 +100,23 @@ def patterns(n_passes: int, rate: float, device: torch.device | None = None) -> 
     drops = round(rate * SIZE)  # of every pass, over all patterns
     planes = tuple(torch.from_numpy(p).to(device or "cpu") for p in _planes(n_passes, drops))
     powers = torch.tensor([[1 << bit] for bit in range(_BITS)], dtype=torch.int8, device=device)
-    return Patterns(planes, powers, SIZE / (SIZE - drops))
+    bits = {(a, b): powers[a:b] for a in range(_BITS) for b in range(a + 1, _BITS + 1)}
+    return Patterns(n_passes, planes, bits, SIZE / (SIZE - drops))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
+def groups(n_passes: int, rate: float, device: torch.device | None = None) -> tuple[tuple[int, Patterns], ...]:
+    """The groups of passes that are balanced together, each with its first pass; none where passes are independent.
+
+    >>> [(first, table.n_passes) for first, table in groups(300, 0.05)], groups(1, 0.05)
+    ([(0, 120), (120, 120), (240, 60)], ())
+    """
+    if not is_balanced(n_passes, rate):
+        return ()
+    sizes = group_sizes(n_passes, rate)
+    return tuple((sum(sizes[:i]), patterns(size, rate, device)) for i, size in enumerate(sizes))
+
+
 def group_sizes(n_passes: int, rate: float) -> tuple[int, ...]:
     """The passes that are balanced together: groups as large as may be, of sizes that drop whole numbers if there are.
 
@@ -110,6 +138,112 @@ def is_balanced(n_passes: int, rate: float) -> bool:
     (True, False, False)
     """
     return n_passes > 1 and LEAST_RATE <= rate <= 1 - LEAST_RATE
+
+
+# ------------------------------------------------------------------------------ random words
+
+
+class Tape:
+    """Random words of a group of balanced passes, read from the start on in the order of the sites.
+
+    Args:
+        seed: Of all passes.
+        group: Which group.
+        device: Where the words are wanted.
+        memo: What other passes of the group may have read before.
+    """
+
+    def __init__(self, seed: int, group: int, device: torch.device | None = None, memo: "Memo | None" = None) -> None:
+        self.seed, self.group, self.device, self.memo = seed, group, device, memo
+        self.generator: torch.Generator | None = None  # where this tape reads by itself
+        self.key = 0
+        self.at = 0  # words read
+
+    def read(self, span: int, rate: float = 0.0) -> tuple[Tensor, Planes | None]:
+        """The next `span` words, and what was looked up with them at `rate`, where they are remembered."""
+        if self.memo is None or self.generator is not None:
+            return self.draw(span), None
+        name = (self.group, self.at, span)
+        if name not in self.memo.words and not self.memo.room(span):
+            return self.draw(span), None
+        if name not in self.memo.words:
+            self.memo.words[name] = self._first(self.memo, span)
+        self.at += span
+        return self.memo.words[name], self.memo.planes.setdefault((*name, rate), {})
+
+    def draw(self, span: int) -> Tensor:
+        """The next `span` words, from a generator that this tape has to itself."""
+        if self.generator is None:
+            own, self.key = tape_seed(self.seed, self.group)
+            self.generator = new_generator(self.device).manual_seed(own)
+            if self.at:  # behind what was remembered: there by itself
+                self._draw(self.at)
+        self.at += span
+        return self._draw(span)
+
+    def _first(self, memo: "Memo", span: int) -> Tensor:
+        """Words that nobody has read yet: the memo has a tape that is as far as the passes have come."""
+        ahead = memo.ahead.get(self.group)
+        if ahead is None or ahead.at != self.at:
+            ahead = Tape(self.seed, self.group, self.device)
+            if self.at:
+                ahead.draw(self.at)
+            memo.ahead[self.group] = ahead
+        return ahead.draw(span)
+
+    def _draw(self, span: int) -> Tensor:
+        words = torch.empty(span, dtype=torch.int64, device=self.device or _CPU)
+        # the full range: random_() without bounds leaves the top bit 0
+        return words.random_(-(2**63), None, generator=self.generator).bitwise_xor_(self.key)
+
+
+class Memo:
+    """What passes that are run apart draw alike: random words and masks by group and place, while there is room."""
+
+    def __init__(self) -> None:
+        self.words: dict[tuple[int, int, int], Tensor] = {}
+        self.planes: dict[tuple[int, int, int, float], Planes] = {}
+        self.ahead: dict[int, Tape] = {}
+        self.left = 2**21  # words, of 4 units each
+
+    def room(self, span: int) -> bool:
+        """Whether so many words more may be kept."""
+        if span > self.left:
+            return False
+        self.left -= span
+        return True
+
+
+def tape_seed(seed: int, group: int) -> tuple[int, int]:
+    """What the masks of a group of balanced passes are drawn by: a generator's seed, and a key.
+
+    torch's CPU generator takes 32 bits of seed, too few for all steps of a long run to differ. The 64 bits of the key
+    are laid over what it draws.
+
+    >>> len({tape_seed(step, 0) for step in range(1000)})
+    1000
+    """
+    h = scrambled(scrambled(seed) + group)
+    return h & 0xFFFFFFFF, scrambled(h) - 2**63
+
+
+def scrambled(number: int) -> int:
+    """A bijection of 64 bits (splitmix64)."""
+    h = (number * 0x9E3779B97F4A7C15 + 0x6A09E667F3BCC909) & 0xFFFFFFFFFFFFFFFF
+    h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return h ^ (h >> 31)
+
+
+def new_generator(device: torch.device | None) -> torch.Generator:
+    """A generator on `device`."""
+    return torch.Generator() if device is None or device.type == "cpu" else torch.Generator(device)
+
+
+_CPU = torch.device("cpu")  # whatever the default device
+
+
+# ------------------------------------------------------------------------------ making a table
 
 
 def _planes(K: int, drops: int) -> list[NDArray[np.int8]]:

@@ -13,7 +13,6 @@ process.
     out = dropout(x, passes.noise(x.shape, 0.5))        # (N, D) -> (10, N, D)
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bbalpha._balance import PER_WORD, Planes, group_sizes, is_balanced, patterns
+from bbalpha._balance import (
+    PER_WORD,
+    Memo,
+    Patterns,
+    Planes,
+    Tape,
+    groups,
+    new_generator,
+    scrambled,
+)
 from bbalpha._torch import apply_function, outside_transforms, transforms_active, where_above
 
 # ------------------------------------------------------------------------------ seeds
@@ -47,7 +55,7 @@ def epoch_seed(seed: int, epoch: int) -> int:
 
 def step_seed(seed: int, step: int) -> int:
     """The seed of the masks of training step `step`, of 64 bits: no two steps of a long run share one."""
-    return _scrambled(_scrambled(seed ^ 0x2545F4914F6CDD1D) + step)
+    return scrambled(scrambled(seed ^ 0x2545F4914F6CDD1D) + step)
 
 
 def pass_seed(seed: int, index: int) -> int:
@@ -72,27 +80,6 @@ def pass_seeds(seed: int, first: int, count: int) -> list[int]:
         h = ((h ^ (h >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
         seeds.append(h ^ (h >> 16))
     return seeds
-
-
-def site_seed(seed: int, group: int, site: int) -> tuple[int, int]:
-    """What the masks of a random site are drawn by, for a group of balanced passes: a generator's seed, and a key.
-
-    torch's CPU generator takes 32 bits of seed, too few for all sites of all steps of a long run to differ. The 64 bits
-    of the key are laid over what it draws.
-
-    >>> len({site_seed(0, 0, site) for site in range(1000)})
-    1000
-    """
-    h = _scrambled(_scrambled(seed) + (group << 32) + site)
-    return h & 0xFFFFFFFF, _scrambled(h) - 2**63
-
-
-def _scrambled(number: int) -> int:
-    """A bijection of 64 bits (splitmix64)."""
-    h = (number * 0x9E3779B97F4A7C15 + 0x6A09E667F3BCC909) & 0xFFFFFFFFFFFFFFFF
-    h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return h ^ (h >> 31)
 
 
 # ------------------------------------------------------------------------------ drawing
@@ -120,6 +107,9 @@ class Noise:
     def apart(self) -> tuple[Tensor, int | None, float]:
         """values, threshold, scale."""
         return self.values, self.threshold, self.scale
+
+
+_FEW = 2**12  # words whose masks are made in fewer steps
 
 
 class Passes:
@@ -153,16 +143,16 @@ class Passes:
         self.together = together
         self.device = device
         self.memo = memo
-        self.n_sites = 0
         self.transformed = transforms_active()
         self._generators: list[torch.Generator] | None = None
+        self._tapes: dict[int, Tape] = {}
 
     @property
     def generators(self) -> list[torch.Generator]:
         """One for each pass, consumed in the order of the sites."""
         if self._generators is None:
             seeds = pass_seeds(self.seed, self.first, self.count)
-            self._generators = [_generator(self.device).manual_seed(s) for s in seeds]
+            self._generators = [new_generator(self.device).manual_seed(s) for s in seeds]
         return self._generators
 
     def plain(self) -> AbstractContextManager[Any]:
@@ -196,39 +186,44 @@ class Passes:
         rate = sites[0][1]
         if len(sites) > 1 and any(other != rate for _, other in sites):
             return [self._drawn([site], factors)[0] for site in sites]
-        self.n_sites += len(sites)
-        if is_balanced(self.together, rate):
-            return self._balanced([shape for shape, _ in sites], rate, factors)
-        return draw_noise(self.generators, sites, self.device, factors)
+        balanced = groups(self.together, rate, self.device)
+        if not balanced:
+            return draw_noise(self.generators, sites, self.device, factors)
+        spans = [-(-math.prod(shape) // PER_WORD) for shape, _ in sites]
+        values, threshold, scale = self._units(balanced, sum(spans), rate), None, balanced[0][1].scale
+        if factors is None:
+            threshold = 0
+        else:
+            values = _factors(values > 0, scale, factors)
+        noises, at = [], 0
+        for span, (shape, _) in zip(spans, sites, strict=True):
+            noises.append(Noise(_part(values, at, shape), threshold, scale))
+            at += PER_WORD * span
+        return noises
 
-    def _balanced(self, shapes: Sequence[Sequence[int]], rate: float, factors: torch.dtype | None) -> list[Noise]:
-        """The masks of sites that were just counted, from bits that all passes of a group share."""
-        spans = [-(-math.prod(shape) // PER_WORD) for shape in shapes]
-        units = torch.empty((self.count, PER_WORD * sum(spans)), dtype=torch.int8, device=self.device)
-        end, scale = 0, 1.0
-        for group, size in enumerate(group_sizes(self.together, rate)):
-            start, end = end, end + size
-            low, high = max(start, self.first), min(end, self.first + self.count)
-            if low < high:
-                table, out = patterns(size, rate, self.device), units[low - self.first : high - self.first]
-                words, seen = self._words(group, spans, rate)
-                table.fill(out, words, first=low - start, seen=seen)
-                scale = table.scale
-        values = units if factors is None else _factors(units > 0, scale, factors)
-        threshold = 0 if factors is None else None
-        starts = itertools.accumulate(spans, initial=0)
-        return [
-            Noise(_part(values, PER_WORD * at, shape), threshold, scale)
-            for at, shape in zip(starts, shapes, strict=False)
-        ]
+    def _units(self, balanced: Sequence[tuple[int, Patterns]], span: int, rate: float) -> Tensor:
+        """What is positive where a unit is kept (count, 4 span) int8, from bits that all passes of a group share."""
+        units = None
+        for group, (start, table) in enumerate(balanced):
+            low, high = max(start, self.first), min(start + table.n_passes, self.first + self.count)
+            if low >= high:
+                continue
+            words, seen = self._read(group, span, rate)
+            if high - low == self.count and seen is None and span <= _FEW:
+                few = table.few(words, first=low - start, count=self.count)
+                if few is not None:
+                    return few
+            if units is None:
+                units = torch.empty((self.count, PER_WORD * span), dtype=torch.int8, device=self.device)
+            table.fill(units[low - self.first : high - self.first], words, first=low - start, seen=seen)
+        return torch.empty((0, PER_WORD * span), dtype=torch.int8) if units is None else units
 
-    def _words(self, group: int, spans: Sequence[int], rate: float) -> tuple[Tensor, Planes | None]:
-        """Random words for the sites just counted, and what was looked up with them before, where passes are apart."""
-        site = self.n_sites - len(spans)
-        if self.memo is None:
-            return site_words(self.seed, group, site, spans, self.device), None
-        key = (group, site, tuple(spans), rate)
-        return self.memo.found(key, lambda: site_words(self.seed, group, site, spans, self.device))
+    def _read(self, group: int, span: int, rate: float) -> tuple[Tensor, Planes | None]:
+        """The next words of a group, as `Tape` has it."""
+        tape = self._tapes.get(group)
+        if tape is None:
+            tape = self._tapes[group] = Tape(self.seed, group, self.device, self.memo)
+        return tape.read(span, rate)
 
     def dimming(self, shape: Sequence[int], dtype: torch.dtype) -> Noise:
         """Factors from 1/2 to 3/2 of shape (count, *shape), where no unit may be lost."""
@@ -236,46 +231,6 @@ class Passes:
         for one, generator in zip(values, self.generators, strict=True):
             one.uniform_(0.5, 1.5, generator=generator)
         return Noise(values, None, 1.0)
-
-
-class Memo:
-    """What passes that are run apart draw alike: random words and masks by group and site, while there is room."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[Any, ...], tuple[Tensor, Planes]] = {}
-        self.left = 2**21  # words, of 4 units each
-
-    def found(self, key: tuple[Any, ...], draw: Callable[[], Tensor]) -> tuple[Tensor, Planes | None]:
-        """The words of `key`, drawn where they are not known, and what was looked up with them."""
-        if key in self.kept:
-            return self.kept[key]
-        words = draw()
-        if words.numel() > self.left:
-            return words, None
-        self.left -= words.numel()
-        self.kept[key] = words, {}
-        return self.kept[key]
-
-
-def site_words(seed: int, group: int, site: int, spans: Sequence[int], device: torch.device | None = None) -> Tensor:
-    """Random 64-bit words for sites from number `site` on, so many for each, one after the other (sum of spans,).
-
-    >>> two = site_words(0, 0, 4, [3, 2])
-    >>> torch.equal(two[3:], site_words(0, 0, 5, [2]))
-    True
-    """
-    words = torch.empty(sum(spans), dtype=torch.int64, device=device or _CPU)
-    generator, at = _generator(device), 0
-    for i, span in enumerate(spans):
-        own, key = site_seed(seed, group, site + i)
-        # the full range: random_() without bounds leaves the top bit 0
-        words[at : at + span].random_(-(2**63), None, generator=generator.manual_seed(own)).bitwise_xor_(key)
-        at += span
-    return words
-
-
-def _generator(device: torch.device | None) -> torch.Generator:
-    return torch.Generator() if device is None or device.type == "cpu" else torch.Generator(device)
 
 
 def draw_noise(
@@ -315,25 +270,30 @@ def draw_rates(generators: Sequence[torch.Generator], shape: Sequence[int], rate
 
 
 def draw_balanced(
-    sites: Sequence[tuple[int, int]], shape: Sequence[int], rates: Sequence[float], n_passes: int
+    read: Callable[[int, int], Tensor], shape: Sequence[int], rates: Sequence[float], n_passes: int
 ) -> list[Noise]:
-    """Noise (len(sites), n_passes, *shape) for each of `rates`, at sites (seed, number), cut from the same words.
+    """Noise (S, n_passes, *shape) for each of `rates`, cut from the same words.
 
-    >>> (noise,) = draw_balanced([(0, 0)], (100,), [0.5], 4)
+    Args:
+        read: (group, span) -> so many words of a group of passes, from S tapes (S, span).
+        shape: Of a site.
+        rates: Of being dropped.
+        n_passes: K, all of them.
+
+    >>> (noise,) = draw_balanced(lambda group, span: Tape(0, group).draw(span)[None], (100,), [0.5], 4)
     >>> torch.equal(noise.values[0], Passes(0, 0, 4, together=4).noise((100,), 0.5).values)
     True
     """
     span = -(-math.prod(shape) // PER_WORD)
-    words: dict[int, Tensor] = {}  # by group
+    words: list[Tensor] = []  # by group
     found = []
     for rate in rates:
-        units, end, scale = torch.empty((len(sites), n_passes, span * PER_WORD), dtype=torch.int8), 0, 1.0
-        for group, size in enumerate(group_sizes(n_passes, rate)):
-            if group not in words:
-                words[group] = torch.stack([site_words(seed, group, site, [span]) for seed, site in sites])
-            table, start, end = patterns(size, rate), end, end + size
-            table.fill(units[:, start:end], words[group], first=0)
-            scale = table.scale
+        balanced = groups(n_passes, rate)
+        words += [read(group, span) for group in range(len(words), len(balanced))]
+        units = torch.empty((len(words[0]), n_passes, span * PER_WORD), dtype=torch.int8)
+        for own, (start, table) in zip(words, balanced, strict=False):
+            table.fill(units[:, start : start + table.n_passes], own, first=0)
+        scale = balanced[0][1].scale
         found.append(Noise(units[..., : math.prod(shape)].unflatten(-1, list(shape)), 0, scale))
     return found
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bbalpha._balance import Memo
 from bbalpha._engine import chains, sites
 from bbalpha._engine.drawing import NotStackableError, Strategy
 from bbalpha._engine.guards import eager, forked_generators, seed_generators, steady
@@ -20,7 +21,7 @@ from bbalpha._engine.interception import Interception
 from bbalpha._engine.rows import Finder, Rows
 from bbalpha._engine.shadows import Use, shadowed
 from bbalpha._engine.tracing import trace
-from bbalpha._kernels import Memo, Passes, pass_seed
+from bbalpha._kernels import Passes, pass_seed
 from bbalpha._torch import TreeSpec, tree_flatten, tree_unflatten
 
 Witness = Callable[[tuple[str, ...]], None]  # told the modules that drew in a pass, in order

@@ -9,6 +9,7 @@ for all members of a mask at once: nothing of the size K x rows x units but the 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bbalpha._balance import is_balanced
+from bbalpha._balance import Tape, is_balanced
 from bbalpha._kernels import Noise, draw_balanced, draw_rates, pass_seeds, step_seed, units_per_word
 from bbalpha._torch import where_above
 from bbalpha.networks import mlp
@@ -210,6 +211,7 @@ class _Draws:
         B: Rows of a batch.
         together: As in `Passes`.
         generators: K of them for each source that was asked for passes that are not balanced.
+        tapes: One for each source and group of passes that was asked for those that are.
     """
 
     keys: list[tuple[Any, ...]]
@@ -220,6 +222,7 @@ class _Draws:
     B: int
     together: int
     generators: dict[int, list[torch.Generator]]
+    tapes: dict[tuple[int, int], Tape]
 
     @classmethod
     def of(cls, members: list[tuple[Any, ...]], n_passes: int, B: int, *, together: int = 0) -> "_Draws":
@@ -227,7 +230,7 @@ class _Draws:
         drawn = [(*key[:2], *(_kind(rate, together) for rate in key[2:])) for key in index]
         sources = {source: i for i, source in enumerate(dict.fromkeys(drawn))}
         owner, source = [index[m] for m in members], [sources[s] for s in drawn]
-        return cls(list(index), owner, source, list(sources), n_passes, B, together, {})
+        return cls(list(index), owner, source, list(sources), n_passes, B, together, {}, {})
 
     def noise(self, layer: int, width: int) -> tuple[Tensor, Tensor]:
         """What is positive where a unit is kept (M, K, B, width), and the scale of what is kept (M,)."""
@@ -280,7 +283,7 @@ class _Draws:
         found = []
         for (count, kind), by_rate in groups.items():
             sources = list(dict.fromkeys(self.source[u] for chosen in by_rate.values() for u in chosen))
-            noises = self._cut(layer, sources, (count, width), list(by_rate), balanced=kind == _BALANCED)
+            noises = self._cut(sources, (count, width), list(by_rate), balanced=kind == _BALANCED)
             for chosen, drawn in zip(by_rate.values(), noises, strict=True):
                 values = drawn.values
                 places = [sources.index(self.source[u]) for u in chosen]
@@ -290,19 +293,23 @@ class _Draws:
                 found.append((chosen, Noise(values, drawn.threshold, drawn.scale)))
         return found, scale
 
-    def _cut(
-        self, layer: int, sources: list[int], shape: tuple[int, int], rates: list[float], *, balanced: bool
-    ) -> list[Noise]:
+    def _cut(self, sources: list[int], shape: tuple[int, int], rates: list[float], *, balanced: bool) -> list[Noise]:
         """Noise (sources, K, *shape) for each of the rates."""
         if balanced:
-            sites = [(self.sources[s][0], sum(kind > 0 for kind in self.sources[s][2 : 2 + layer])) for s in sources]
-            return draw_balanced(sites, shape, rates, self.n_passes)
+            return draw_balanced(partial(self._words, sources), shape, rates, self.n_passes)
         for s in sources:
             if s not in self.generators:
                 seeds = pass_seeds(self.sources[s][0], 0, self.n_passes)
                 self.generators[s] = [torch.Generator().manual_seed(seed) for seed in seeds]
         drawn = draw_rates([g for s in sources for g in self.generators[s]], shape, rates)
         return [Noise(d.values.view(len(sources), -1, *shape), d.threshold, d.scale) for d in drawn]
+
+    def _words(self, sources: list[int], group: int, span: int) -> Tensor:
+        """The next words of a group of balanced passes of each source (sources, span)."""
+        for s in sources:
+            if (s, group) not in self.tapes:
+                self.tapes[s, group] = Tape(self.sources[s][0], group)
+        return torch.stack([self.tapes[s, group].draw(span) for s in sources])
 
 
 _BALANCED = 16  # bits of a unit, as a kind of draw
