@@ -145,7 +145,9 @@ def reproduce_classification(
 
 @reproduce_app.command("runtime")
 def reproduce_runtime(
-    ways: Annotated[str, typer.Option(help="With commas: loop, ours, shared; all if empty.")] = "",
+    ways: Annotated[
+        str, typer.Option(help="With commas: loop, ours, shared, balanced, balanced-shared; all if empty.")
+    ] = "",
     passes: Annotated[str, typer.Option(help="K, with commas.")] = "1,10,100",
     minutes: Annotated[float, typer.Option(min=0.01, help="Training time of every way.")] = 20.0,
     quick: _Quick = False,

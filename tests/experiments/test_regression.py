@@ -13,7 +13,9 @@ from bbalpha.experiments import regression
 from bbalpha.experiments.results import read
 from bbalpha.experiments.search import Choice, Config
 
-NETS = ("bbalpha", "mc-dropout", "ensemble", "bbalpha-het", "bbalpha-ens", "bbalpha-2x", "bbalpha-cv")
+NETS = (
+    "bbalpha", "mc-dropout", "ensemble", "bbalpha-het", "bbalpha-ens", "bbalpha-2x", "bbalpha-balanced", "bbalpha-cv",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def test_variants_have_the_choice_of_alpha_one_half(toy, tmp_path):
     run(tmp_path)
     by = {(r["method"], r["alpha"], r["split"]): r for r in rows(tmp_path)}
     for split in (0, 1):
-        for method in ("bbalpha-het", "bbalpha-ens", "bbalpha-2x"):
+        for method in ("bbalpha-het", "bbalpha-ens", "bbalpha-2x", "bbalpha-balanced"):
             for key in ("dropout", "epochs", "length_scale", "validation_nll"):
                 assert by[method, 0.5, split][key] == by["bbalpha", 0.5, split][key]
         best = min((by["bbalpha", a, split] for a in (0.0, 0.5)), key=lambda r: r["validation_nll"])
@@ -92,7 +94,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_rows(toy, tmp_path, monkeypa
         run(tmp_path / "cut")
     cut[0] = False
     run(tmp_path / "cut")
-    assert calls == {"search": 6 + (place == "search"), "fit_and_score": 6 + (place == "fit_and_score")}
+    assert calls == {"search": 6 + (place == "search"), "fit_and_score": 7 + (place == "fit_and_score")}
     assert sorted(map(str, rows(tmp_path / "cut"))) == sorted(map(str, rows(tmp_path / "whole")))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bbalpha import checkpoint, metrics
+from bbalpha._engine.planning import Masks
 from bbalpha.detection import Detector
 from bbalpha.experiments import mnist
 from bbalpha.experiments.mnist import Digits
@@ -105,7 +106,7 @@ def trained(config: Config, alpha: float | None, digits: Digits, folder: Path) -
         net, (digits.x, digits.y), objective=CrossEntropy(alpha or 0.0), epochs=config.epochs,
         n_passes=None if alpha is None else config.n_passes, batch_size=config.batch_size,
         length_scale=config.length_scale, learning_rate=config.learning_rate, schedule=cosine, masks="shared",
-        checkpoint=folder / "training", seed=config.seed,
+        balanced=False, checkpoint=folder / "training", seed=config.seed,
     )  # fmt: skip
     checkpoint.save(net, folder / "model", alpha=alpha)
     return net
@@ -130,9 +131,11 @@ class Victim:
     def predict(self, x: Tensor, word: str, *, fixed: bool = False) -> ClassificationPrediction:
         """The prediction for `x`; `word` names what is predicted, and so the fresh masks."""
         K = None if self.plain else self.config.n_passes
-        if fixed:
-            return predict_classification(self.net, x, n_passes=K, masks="shared", seed=self.fixed_seed, progress=False)
-        return predict_classification(self.net, x, n_passes=K, seed=_seed(self.config.seed, word), progress=False)
+        seed = self.fixed_seed if fixed else _seed(self.config.seed, word)
+        masks: Masks = "shared" if fixed else "per_example"
+        return predict_classification(
+            self.net, x, n_passes=K, masks=masks, balanced=False, seed=seed, progress=False
+        )  # fmt: skip
 
     @cached_property
     def clean(self) -> ClassificationPrediction:

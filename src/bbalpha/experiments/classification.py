@@ -137,7 +137,7 @@ def run(unit: Unit, config: Config, digits: Digits, folder: Path, *, progress: b
         net, (digits.x, digits.y), objective=CrossEntropy(unit.alpha or 0.0), epochs=config.epochs,
         n_passes=None if unit.method == "nn" else unit.n_passes, batch_size=config.batch_size,
         optimizer=mnist.adam(net, config.learning_rate), schedule=config.schedule, masks=unit.masks or "per_example",
-        checkpoint=folder / "training", callback=log.note, seed=unit.seed, progress=progress,
+        balanced=False, checkpoint=folder / "training", callback=log.note, seed=unit.seed, progress=progress,
     )  # fmt: skip
     return log.ledger.rows
 
@@ -213,7 +213,9 @@ class _Log:
 
     def _predict(self, x: torch.Tensor) -> ClassificationPrediction:
         K = None if self.unit.method == "nn" else self.config.n_predict_passes
-        return predict_classification(self.net, x, n_passes=K, masks="shared", seed=self.unit.seed, progress=False)
+        return predict_classification(
+            self.net, x, n_passes=K, masks="shared", balanced=False, seed=self.unit.seed, progress=False
+        )
 
 
 def _train(config: Config, unit: Unit, folder: Path, *, progress: bool) -> list[Row]:

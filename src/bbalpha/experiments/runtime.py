@@ -5,9 +5,11 @@ run was planned. Every way trains for the same time; tests and files do not coun
 minutes or less at a time, so that a machine that is busy for a while is busy for all. Each K has a file of its own,
 <out>/runtime/<K>.json.
 
-    loop      K separate passes through torch's own dropout, stacked, as the authors did
-    ours      the same masks, one of each row, through `bbalpha.sample`
-    shared    `bbalpha.sample` with one mask a pass for the whole batch
+    loop              K separate passes through torch's own dropout, stacked, as the authors did
+    ours              masks of the same kind, one of each row, through `bbalpha.sample`
+    shared            `bbalpha.sample` with one mask a pass for the whole batch
+    balanced          `ours` with passes that know of each other
+    balanced-shared   `shared` with passes that know of each other
 
     bbalpha reproduce runtime --passes 1,10,100 --minutes 20
 """
@@ -77,18 +79,31 @@ def loop(net: nn.Module, x: Tensor, n_passes: int, seed: int) -> Tensor:
 
 
 def ours(net: nn.Module, x: Tensor, n_passes: int, seed: int) -> Tensor:
-    """`bbalpha.sample`, masks of their own for every row (K, N, C)."""
-    outputs: Tensor = sample(net, x, n_passes, seed=seed)
+    """`bbalpha.sample`, masks of their own for every row, each drawn by itself (K, N, C)."""
+    outputs: Tensor = sample(net, x, n_passes, balanced=False, seed=seed)
     return outputs
 
 
 def shared(net: nn.Module, x: Tensor, n_passes: int, seed: int) -> Tensor:
     """`bbalpha.sample`, one mask a pass for all rows (K, N, C)."""
+    outputs: Tensor = sample(net, x, n_passes, masks="shared", balanced=False, seed=seed)
+    return outputs
+
+
+def balanced(net: nn.Module, x: Tensor, n_passes: int, seed: int) -> Tensor:
+    """`bbalpha.sample` as it is by default (K, N, C)."""
+    outputs: Tensor = sample(net, x, n_passes, seed=seed)
+    return outputs
+
+
+def balanced_shared(net: nn.Module, x: Tensor, n_passes: int, seed: int) -> Tensor:
+    """`bbalpha.sample`, one mask a pass for all rows, drawn together (K, N, C)."""
     outputs: Tensor = sample(net, x, n_passes, masks="shared", seed=seed)
     return outputs
 
 
-WAYS = {"loop": loop, "ours": ours, "shared": shared}
+WAYS = {"loop": loop, "ours": ours, "shared": shared, "balanced": balanced, "balanced-shared": balanced_shared}
+_DASHES = ("shared", "ours", "loop", "balanced-shared", "balanced")
 
 
 def moments(budget: float) -> list[float]:
@@ -156,7 +171,7 @@ def reproduce(*, ways: Sequence[str], passes: Sequence[int], minutes: float, qui
     """Run what is missing in `out`/runtime, draw the figure, and tell the times.
 
     Args:
-        ways: loop, ours, shared; all if empty. For K = 1 masks cannot be shared by passes: loop and ours alone.
+        ways: Of `WAYS`; all if empty. For K = 1 there is nothing to share or to balance: loop and ours alone.
         passes: K.
         minutes: Training time of every way.
         quick: A small network, 5,000 training rows and at most 2 seconds.
@@ -167,12 +182,14 @@ def reproduce(*, ways: Sequence[str], passes: Sequence[int], minutes: float, qui
         raise ValueError(f"`ways` must be some of {', '.join(WAYS)}; got {', '.join(unknown)}.")
     if not passes or min(passes) < 1:
         raise ValueError(f"`passes` must be whole numbers of at least 1; got {list(passes)}.")
-    if list(ways) == ["shared"] and set(passes) == {1}:
-        raise ValueError("`passes` must be at least 2 for shared masks: one pass has nothing to share.")
+    if ways and set(passes) == {1} and not set(ways) & {"loop", "ours"}:
+        raise ValueError(
+            f"`passes` must be at least 2 for {', '.join(ways)}: one pass has nothing to share or balance."
+        )
     config, budget = (QUICK, min(60 * minutes, 2.0)) if quick else (Config(), 60 * minutes)
     folder = out / "runtime"
     for K in passes:
-        pairs = [(way, K) for way in ways or WAYS if K > 1 or way != "shared"]
+        pairs = [(way, K) for way in ways or WAYS if K > 1 or way in ("loop", "ours")]
         command = f"bbalpha reproduce runtime --passes {K} --minutes {minutes:g}"
         path, settings = folder / f"{K}.json", config.settings
         kept = skeleton.open_ledger(path, command=command, quick=quick, seed=config.seed, settings=settings)
@@ -218,11 +235,12 @@ def _trainer(way: str, n_passes: int, config: Config, digits: Digits) -> mnist.T
 
 def _row(way: str, n_passes: int, trainer: mnist.Trainer, config: Config, digits: Digits) -> Row:
     p = predict_classification(
-        trainer.net, digits.x_test, n_passes=config.n_predict_passes, masks="shared", seed=config.seed, progress=False
-    )
+        trainer.net, digits.x_test, n_passes=config.n_predict_passes, masks="shared", balanced=False, seed=config.seed,
+        progress=False,
+    )  # fmt: skip
     facts = {
         "model": "mlp-" + "-".join(map(str, config.widths)), "method": "bbalpha", "way": way, "alpha": config.alpha,
-        "masks": "shared" if way == "shared" else "per_example", "n_passes": n_passes, "seed": config.seed,
+        "masks": "shared" if "shared" in way else "per_example", "n_passes": n_passes, "seed": config.seed,
         "epoch": trainer.n_steps / trainer.steps_an_epoch, "seconds": trainer.seconds, "n_steps": trainer.n_steps,
         "batch": trainer.batch_size, "threads": torch.get_num_threads(),
     }  # fmt: skip
@@ -293,7 +311,7 @@ def figure(rows: Sequence[Row], path: Path) -> Path:
         for way, n_passes, own in pairs_of(rows):
             label, values = f"{way}, K = {n_passes}", [scale * row[score] for row in own]
             found[label] = ([row["seconds"] / 60 for row in own], values, [0.0] * len(own))
-            styles[label] = (passes.index(n_passes), list(WAYS)[::-1].index(way))
+            styles[label] = (passes.index(n_passes), _DASHES.index(way))
         mnist.draw(ax, found, xlabel="minutes of training", ylabel=ylabel, styles=styles)
         mnist.zoom(ax, {label: curve for label, curve in found.items() if "K = 100" not in label} or found, 0.1)
     for level in LEVELS:

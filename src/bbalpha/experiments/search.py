@@ -159,7 +159,7 @@ def search(
         jobs = list(_jobs(train, config, [c for c in config.candidates if c.group == group], alphas, seeds))
         population = fit_population(
             x, y, [member for _, member, _ in jobs], epochs=group[0], hidden_layer_sizes=config.hidden,
-            n_passes=config.n_passes, batch_size=config.batch_size,
+            n_passes=config.n_passes, batch_size=config.batch_size, balanced=False,
         )  # fmt: skip
         held = population.log_likelihood(x, y, [rows for _, _, rows in jobs], n_passes=config.n_validation_passes)
         for (key, _, _), log_likelihood in zip(jobs, held, strict=True):

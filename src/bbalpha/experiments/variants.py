@@ -33,6 +33,7 @@ class Variant:
         dropout: Whether there is any.
         depth: Hidden layers.
         likelihood: As in `fit_population`.
+        balanced: Whether passes are, in training and prediction; the paper's are independent.
         labelled: Whether its rows name the alpha.
     """
 
@@ -43,6 +44,7 @@ class Variant:
     dropout: bool = True
     depth: int = 1
     likelihood: Likelihood = "gaussian"
+    balanced: bool = False
     labelled: bool = True
 
     def config(self, config: Config) -> Config:
@@ -62,6 +64,7 @@ VARIANTS = {
     "bbalpha-het": Variant(alphas=(0.5,), chosen="bbalpha", likelihood="heteroscedastic"),
     "bbalpha-ens": Variant(alphas=(0.5,), chosen="bbalpha", n_networks=None),
     "bbalpha-2x": Variant(alphas=(0.5,), chosen="bbalpha", depth=2),
+    "bbalpha-balanced": Variant(alphas=(0.5,), chosen="bbalpha", balanced=True),
 }
 
 
@@ -99,7 +102,7 @@ def fit_jobs(data: UCIData, variant: Variant, jobs: Sequence[Job], config: Confi
     population = fit_population(
         data.X, data.y, [network for network, _ in pairs], epochs=jobs[0].choice.epochs,
         hidden_layer_sizes=config.hidden, likelihood=variant.likelihood, n_passes=config.n_passes,
-        batch_size=config.batch_size,
+        batch_size=config.batch_size, balanced=variant.balanced,
     )  # fmt: skip
     return population, [job for _, job in pairs]
 
@@ -120,7 +123,7 @@ def _prediction(population: Population, index: int, x: Tensor, plan: Config) -> 
     p = predict_regression(
         net, inputs, precision="predicted" if heads else precision, output=split_heads if heads else None,
         n_passes=plan.n_test_passes if own.dropout or own.input_dropout else None, masks="shared", seed=own.seed,
-        progress=False,
+        balanced=population.balanced, progress=False,
     )  # fmt: skip
     return p.rescaled(float(population.y_scale[index]), float(population.y_mean[index]))
 
