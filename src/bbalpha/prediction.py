@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bbalpha._engine.batches import PassOptions, collect
 from bbalpha._engine.inputs import BatchDim
 from bbalpha._engine.planning import Masks
+from bbalpha._engine.selection import Sites
 from bbalpha.checks import check_class_axis, check_number
 from bbalpha.objectives import logits_of, mean_and_log_precision
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
@@ -31,6 +32,7 @@ def predict_classification(
     n_passes: int | None = 100,
     batch_size: int | None = None,
     masks: Masks = "per_example",
+    sites: Sites | None = None,
     seed: int | None = None,
     temperature: float = 1.0,
     class_axis: int | None = None,
@@ -49,6 +51,7 @@ def predict_classification(
         n_passes: K; None asks for no passes: the network as it is, random sites off, whose mutual information is 0.
         batch_size: Rows at a time; None chooses by memory.
         masks: "per_example", or "shared" by all rows: then one `seed` gives the same for every `batch_size`.
+        sites: The random sites that draw, the others off; as in `bbalpha.sample`.
         seed: None draws from torch's global generator; an int leaves it untouched.
         temperature: Divides the logits of every pass; see `bbalpha.calibration.fit_temperature`.
         class_axis: The axis of the outputs (K, N, ...) that holds the classes: -1 for tokens (N, T, C), 2 for
@@ -64,7 +67,7 @@ def predict_classification(
     (torch.Size([4, 3]), torch.Size([4]), True)
     """
     temperature = check_number("temperature", temperature, above=0)
-    passes = PassOptions(n_passes, batch_size, masks, seed, batch_dim, progress)
+    passes = PassOptions(n_passes, batch_size, masks, seed, batch_dim, progress, sites)
 
     def reduce(groups: Iterator[Any], start: int) -> tuple[Tensor, ...]:
         logits = (as_logits(pick(g, output), class_axis) / temperature for g in groups)
@@ -83,6 +86,7 @@ def predict_regression(
     precision: float | Tensor | Literal["predicted"] | None = None,
     batch_size: int | None = None,
     masks: Masks = "per_example",
+    sites: Sites | None = None,
     seed: int | None = None,
     output: Output = None,
     batch_dim: BatchDim = 0,
@@ -101,6 +105,7 @@ def predict_regression(
             `GaussianNLL.precision`); "predicted" by the model; None knows no noise: aleatoric 0, no density.
         batch_size: Rows at a time; None chooses by memory.
         masks: "per_example", or "shared" by all rows: then one `seed` gives the same for every `batch_size`.
+        sites: The random sites that draw, the others off; as in `bbalpha.sample`.
         seed: None draws from torch's global generator; an int leaves it untouched.
         output: As in `predict_classification`.
         batch_dim: The axis of `x` that counts rows, as in `bbalpha.sample`; results have the rows first.
@@ -115,7 +120,7 @@ def predict_regression(
     if isinstance(precision, str) and precision != "predicted":
         raise ValueError(f'`precision` must be None, a number, a tensor or "predicted"; got {precision!r}.')
     predicted = isinstance(precision, str)
-    passes = PassOptions(n_passes, batch_size, masks, seed, batch_dim, progress)
+    passes = PassOptions(n_passes, batch_size, masks, seed, batch_dim, progress, sites)
 
     def reduce(groups: Iterator[Any], start: int) -> tuple[Tensor, ...]:
         parts = [_means(pick(g, output), predicted=predicted) for g in groups]

@@ -19,6 +19,7 @@ from torch import nn
 
 from bbalpha._engine.inputs import BatchDim, Inputs
 from bbalpha._engine.planning import Masks, StrategyChoice, run_passes
+from bbalpha._engine.selection import Sites
 from bbalpha.checks import check_count, check_masks, check_model, check_seed
 
 
@@ -29,6 +30,7 @@ def sample(
     *,
     masks: Masks = "per_example",
     strategy: StrategyChoice = "auto",
+    sites: Sites | None = None,
     chunk_size: int | None = None,
     batch_dim: BatchDim = 0,
     seed: int | None = None,
@@ -47,6 +49,11 @@ def sample(
         masks: "per_example" draws anew for every row; "shared" draws one function a pass for all rows, and
             pass k of one `seed` is the same function for every batch.
         strategy: "auto", or one of "vmap", "repeat", "loop".
+        sites: The random sites that draw; the others are off, as in evaluation mode, and what lies before the first of
+            these is computed once for all passes. None is all of them. Names of modules as in ``named_modules()``, one
+            or several, each standing for what is inside of it too; a function (name, module) -> bool; "last" for the
+            last site that draws in a pass (a module of that name is ``["last"]``); or a share of the sites, from the
+            last one back: 0.25 for the last quarter, rounded down, at least one.
         chunk_size: At most so many passes at a time; their activations are computed again in the backward.
         batch_dim: The axis of `x` that counts the rows; or, in the structure of `x`, one for every input, None for
             inputs that are the same for all rows.
@@ -61,7 +68,15 @@ def sample(
     """
     if torch.compiler.is_compiling():  # a break in the graph: plans and shadows are nothing to compile
         return torch.compiler.disable(sample)(
-            model, x, n_passes, masks=masks, strategy=strategy, chunk_size=chunk_size, batch_dim=batch_dim, seed=seed
+            model,
+            x,
+            n_passes,
+            masks=masks,
+            strategy=strategy,
+            sites=sites,
+            chunk_size=chunk_size,
+            batch_dim=batch_dim,
+            seed=seed,
         )
     check_model(model)
     check_masks(masks)
@@ -71,4 +86,6 @@ def sample(
     chunk_size = None if chunk_size is None else check_count("chunk_size", chunk_size)
     check_seed(seed)
     inputs = Inputs.of(x, batch_dim, model=model)
-    return run_passes(model, inputs, n_passes, masks=masks, strategy=strategy, chunk_size=chunk_size, seed=seed)
+    return run_passes(
+        model, inputs, n_passes, masks=masks, strategy=strategy, chunk_size=chunk_size, seed=seed, sites=sites
+    )

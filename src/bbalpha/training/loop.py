@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bbalpha._engine.inputs import Inputs
 from bbalpha._engine.planning import Masks
+from bbalpha._engine.selection import Sites
 from bbalpha._kernels import step_seed
 from bbalpha._torch import tree_leaves, tree_map
 from bbalpha.checkpoint import CorruptModelError, check_state, write_state
@@ -67,7 +68,14 @@ class History:
 
 
 def predictive_nll(
-    model: nn.Module, data: Source, objective: Objective, *, n_passes: int | None, masks: Masks, seed: int
+    model: nn.Module,
+    data: Source,
+    objective: Objective,
+    *,
+    n_passes: int | None,
+    masks: Masks,
+    sites: Sites | None,
+    seed: int,
 ) -> float:
     """Negative log-likelihood a data point of the predictive distribution: the objective at alpha = 1."""
     scored = objective
@@ -80,7 +88,7 @@ def predictive_nll(
     with torch.no_grad():
         for i, batch in enumerate(data.epoch(seed, 0)):
             x, target, weight = on_device(batch, device)
-            outputs = sample(model, x, n_passes, masks=masks, seed=step_seed(seed + 1, i))
+            outputs = sample(model, x, n_passes, masks=masks, sites=sites, seed=step_seed(seed + 1, i))
             n = float(Inputs.of(x, 0).rows or 0) if weight is None else float(weight.sum())
             total += n * float(scored(outputs, target) if weight is None else scored(outputs, target, weight))
             rows += n
@@ -105,6 +113,7 @@ class Training:
     schedule: Callable[[float], float] | LRScheduler | None
     patience: int | None
     masks: Masks
+    sites: Sites | None
     max_grad_norm: float | None
     amp: torch.dtype | None
     callback: Callable[[Progress], bool | None] | None
@@ -197,7 +206,8 @@ class Training:
         passes = self.n_passes(share) if callable(self.n_passes) else self.n_passes
         mixed = nullcontext() if self.amp is None else torch.autocast(self.device.type, dtype=self.amp)
         with mixed:
-            outputs = sample(self.model, x, passes, masks=self.masks, seed=step_seed(self.seed, self.step))
+            seed = step_seed(self.seed, self.step)
+            outputs = sample(self.model, x, passes, masks=self.masks, sites=self.sites, seed=seed)
         rows = float((Inputs.of(x, 0).rows or 0) if weight is None else weight.numel())
         loss = self._loss(outputs, target, weight)
         total = loss if self.penalty is None else loss + self.penalty()
@@ -238,7 +248,7 @@ class Training:
         if self.held is not None:
             passes = self.n_passes(1.0) if callable(self.n_passes) else self.n_passes
             many = None if passes is None else max(passes, 20)
-            options: dict[str, Any] = {"n_passes": many, "masks": self.masks, "seed": self.seed}
+            options: dict[str, Any] = {"n_passes": many, "masks": self.masks, "sites": self.sites, "seed": self.seed}
             try:
                 nll = predictive_nll(self.model, self.held, self.objective, **options)
             except ValueError as error:
@@ -305,7 +315,8 @@ class Training:
         """What must not change between a run and its continuation; longer runs are other runs if their steps are."""
         by_share = callable(self.n_passes) or (self.schedule is not None and not isinstance(self.schedule, LRScheduler))
         return self.facts | {
-            "masks": self.masks,
+            # beside the masks, so that a run without `sites` is told as it was before there were any
+            "masks": self.masks if self.sites is None else f"{self.masks} at {fingerprint.told(self.sites)}",
             "n_passes": fingerprint.told(self.n_passes),
             "schedule": fingerprint.told(self.schedule),
             "epochs": self.epochs if by_share else None,
