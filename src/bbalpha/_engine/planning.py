@@ -6,9 +6,7 @@ changed leads to a new plan.
 """
 
 import weakref
-from collections.abc import Iterable
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -23,9 +21,10 @@ from bbalpha._engine.kinds import BATCH_NORMS
 from bbalpha._engine.rows import Places, Rows, a_few, find_rows, near, refused
 from bbalpha._engine.running import Plan, SampleCall, Witness
 from bbalpha._engine.sites import may_be_random
+from bbalpha._engine.states import note_state
 from bbalpha._engine.tracing import Trace, trace
 from bbalpha._kernels import draw_seed
-from bbalpha._torch import MODULE_STATE, children, is_hooked, outside_transforms, tree_flatten, version_of
+from bbalpha._torch import outside_transforms, tree_flatten
 from bbalpha.layers import DropConnectLinear, GaussianLinear
 
 Masks = Literal["per_example", "shared"]
@@ -158,7 +157,7 @@ def _remembered(model: nn.Module) -> _Memory:
     """What is known of `model` in the state it is in."""
     modules: list[nn.Module] = []
     facts: list[Any] = []
-    _state(model, modules, facts, {})
+    note_state(model, modules, facts, {})
     state = tuple(facts)
     states = _MEMORY.get(model)
     memory = None if states is None else states.get(state)
@@ -170,59 +169,6 @@ def _remembered(model: nn.Module) -> _Memory:
     elif len(memory.plans) > 32:
         memory.plans.clear()
     return memory
-
-
-# ------------------------------------------------------------------------------ the state of a model
-
-
-_PLAIN = frozenset((int, float, str, bool, type(None), bytes, complex))
-_GETTERS: dict[type, Any] = {}  # of the plain attributes of torch's own modules
-
-
-def _state(module: nn.Module, modules: list[nn.Module], facts: list[Any], seen: dict[int, None]) -> None:
-    """What a plan hangs on, module by module; `modules()` would take three times as long."""
-    modules.append(module)
-    attributes = module.__dict__
-    kind = type(module)
-    getter = _GETTERS.get(kind) or _getter(kind, attributes)
-    try:
-        facts.append((id(module), kind, is_hooked(attributes), getter(attributes)))
-    except KeyError:  # not the attributes of the first of its kind, or none that are known beforehand
-        facts += (id(module), kind, is_hooked(attributes), getattr(module, "training", None))
-        facts += _attributes(attributes, seen)
-    for child in children(module).values():
-        if child is not None:
-            _state(child, modules, facts, seen)
-
-
-def _getter(kind: type, attributes: dict[str, Any]) -> Any:
-    """Reads the plain attributes of one of torch's own modules; fails for others, which may have any."""
-    if not kind.__module__.startswith("torch.nn.modules") or "training" not in attributes:
-        return itemgetter(None)
-    names = [name for name, value in attributes.items() if type(value) in _PLAIN]
-    getter = _GETTERS[kind] = itemgetter("training", *names)
-    return getter
-
-
-def _attributes(attributes: dict[str, Any], seen: dict[int, None]) -> Iterable[Any]:
-    """Names and values of attributes that may steer a forward; of objects their own attributes too, one level deep."""
-    for name, value in attributes.items():
-        kind = type(value)
-        if kind in _PLAIN:
-            yield name, value
-        elif name in MODULE_STATE:
-            continue
-        elif isinstance(value, Tensor):
-            yield name, id(value), version_of(value)
-        elif kind in (list, tuple, set, frozenset):
-            yield name, tuple(v if type(v) in _PLAIN else id(v) for v in list(value)[:64])
-        elif kind is dict:
-            yield name, tuple((k, v) for k, v in list(value.items())[:64] if type(v) in _PLAIN)
-        else:
-            yield name, id(value)
-            if id(value) not in seen and not isinstance(value, (nn.Module, type)):
-                seen[id(value)] = None
-                yield from ((k, v) for k, v in getattr(value, "__dict__", {}).items() if type(v) in _PLAIN)
 
 
 # ------------------------------------------------------------------------------ making a plan
