@@ -97,7 +97,7 @@ def _late(seen: Trace, asked: str | float) -> Names:
     if live & earlier:
         raise ValueError(
             f"`sites={asked!r}` must part modules that draw early from those that draw late; {_list(live & earlier)} "
-            "does both. Give each place a dropout of its own, or choose by name."
+            "does both. Give each place a dropout of its own, or choose by name, which has all places of a module live."
         )
     return live
 
