@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bbalpha._engine.batches import PassOptions, collect
 from bbalpha._engine.inputs import BatchDim
 from bbalpha._engine.planning import Masks
+from bbalpha._engine.selection import Sites
 from bbalpha.checks import check_class_axis, check_number
 from bbalpha.objectives import logits_of, mean_and_log_precision
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
@@ -32,6 +33,7 @@ def predict_classification(
     batch_size: int | None = None,
     masks: Masks = "per_example",
     balanced: bool = True,
+    sites: Sites | None = None,
     seed: int | None = None,
     temperature: float = 1.0,
     class_axis: int | None = None,
@@ -51,6 +53,7 @@ def predict_classification(
         batch_size: Rows at a time; None chooses by memory.
         masks: "per_example", or "shared" by all rows: then one `seed` gives the same for every `batch_size`.
         balanced: As in `bbalpha.sample`: masks drawn together, for less noise at equal K; False draws each by itself.
+        sites: The random sites that draw, the others off; as in `bbalpha.sample`.
         seed: None draws from torch's global generator; an int leaves it untouched.
         temperature: Divides the logits of every pass; see `bbalpha.calibration.fit_temperature`.
         class_axis: The axis of the outputs (K, N, ...) that holds the classes: -1 for tokens (N, T, C), 2 for
@@ -66,7 +69,7 @@ def predict_classification(
     (torch.Size([4, 3]), torch.Size([4]), True)
     """
     temperature = check_number("temperature", temperature, above=0)
-    passes = PassOptions(n_passes, batch_size, masks, seed, balanced, batch_dim, progress)
+    passes = PassOptions(n_passes, batch_size, masks, seed, balanced, batch_dim, progress, sites)
 
     def reduce(groups: Iterator[Any], start: int) -> tuple[Tensor, ...]:
         logits = (as_logits(pick(g, output), class_axis) / temperature for g in groups)
@@ -86,6 +89,7 @@ def predict_regression(
     batch_size: int | None = None,
     masks: Masks = "per_example",
     balanced: bool = True,
+    sites: Sites | None = None,
     seed: int | None = None,
     output: Output = None,
     batch_dim: BatchDim = 0,
@@ -105,6 +109,7 @@ def predict_regression(
         batch_size: Rows at a time; None chooses by memory.
         masks: "per_example", or "shared" by all rows: then one `seed` gives the same for every `batch_size`.
         balanced: As in `bbalpha.sample`: masks drawn together, for less noise at equal K; False draws each by itself.
+        sites: The random sites that draw, the others off; as in `bbalpha.sample`.
         seed: None draws from torch's global generator; an int leaves it untouched.
         output: As in `predict_classification`.
         batch_dim: The axis of `x` that counts rows, as in `bbalpha.sample`; results have the rows first.
@@ -119,7 +124,7 @@ def predict_regression(
     if isinstance(precision, str) and precision != "predicted":
         raise ValueError(f'`precision` must be None, a number, a tensor or "predicted"; got {precision!r}.')
     predicted = isinstance(precision, str)
-    passes = PassOptions(n_passes, batch_size, masks, seed, balanced, batch_dim, progress)
+    passes = PassOptions(n_passes, batch_size, masks, seed, balanced, batch_dim, progress, sites)
 
     def reduce(groups: Iterator[Any], start: int) -> tuple[Tensor, ...]:
         parts = [_means(pick(g, output), predicted=predicted) for g in groups]

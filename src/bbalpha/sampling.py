@@ -20,6 +20,7 @@ from torch import nn
 
 from bbalpha._engine.inputs import BatchDim, Inputs
 from bbalpha._engine.planning import Masks, StrategyChoice, run_passes
+from bbalpha._engine.selection import Sites
 from bbalpha.checks import check_count, check_flag, check_masks, check_model, check_seed
 
 
@@ -31,6 +32,7 @@ def sample(
     masks: Masks = "per_example",
     strategy: StrategyChoice = "auto",
     balanced: bool = True,
+    sites: Sites | None = None,
     chunk_size: int | None = None,
     batch_dim: BatchDim = 0,
     seed: int | None = None,
@@ -52,6 +54,11 @@ def sample(
         balanced: Draw the masks of the passes together: each unit is dropped in pK of the K passes, rounded up or down
             at random. Each pass alone is plain dropout; what is averaged over passes has less noise. False draws
             every pass by itself.
+        sites: The random sites that draw; the others are off, as in evaluation mode, and what lies before the first of
+            these is computed once for all passes. None is all of them. Names of modules as in ``named_modules()``, one
+            or several, each standing for what is inside of it too; a function (name, module) -> bool; "last" for the
+            last site that draws in a pass (a module of that name is ``["last"]``); or a share of the sites, from the
+            last one back: 0.25 for the last quarter, rounded down, at least one.
         chunk_size: At most so many passes at a time; their activations are computed again in the backward.
         batch_dim: The axis of `x` that counts the rows; or, in the structure of `x`, one for every input, None for
             inputs that are the same for all rows.
@@ -66,8 +73,8 @@ def sample(
     """
     if torch.compiler.is_compiling():  # a break in the graph: plans and shadows are nothing to compile
         return torch.compiler.disable(sample)(
-            model, x, n_passes, masks=masks, strategy=strategy, balanced=balanced, chunk_size=chunk_size,
-            batch_dim=batch_dim, seed=seed,
+            model, x, n_passes, masks=masks, strategy=strategy, balanced=balanced, sites=sites,
+            chunk_size=chunk_size, batch_dim=batch_dim, seed=seed,
         )  # fmt: skip
     check_model(model)
     check_masks(masks)
@@ -79,5 +86,6 @@ def sample(
     check_seed(seed)
     inputs = Inputs.of(x, batch_dim, model=model)
     return run_passes(
-        model, inputs, n_passes, masks=masks, strategy=strategy, balanced=balanced, chunk_size=chunk_size, seed=seed
-    )
+        model, inputs, n_passes, masks=masks, strategy=strategy, balanced=balanced, chunk_size=chunk_size, seed=seed,
+        sites=sites,
+    )  # fmt: skip

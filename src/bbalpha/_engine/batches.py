@@ -23,6 +23,7 @@ from bbalpha._engine.guards import heed_interrupt, steady
 from bbalpha._engine.inputs import BatchDim, Inputs
 from bbalpha._engine.planning import Masks, Way, find_plan, run_passes
 from bbalpha._engine.running import Plan
+from bbalpha._engine.selection import Sites
 from bbalpha._engine.shadows import shadowed
 from bbalpha._kernels import draw_seed, pass_seed
 from bbalpha._torch import listened_to, tree_flatten, tree_unflatten
@@ -47,6 +48,7 @@ class PassOptions:
         balanced: As in `bbalpha.sample`.
         batch_dim: As in `bbalpha.sample`; in the results rows come first.
         progress: None shows a bar on a terminal when it takes more than a few seconds.
+        sites: As in `bbalpha.sample`.
     """
 
     n_passes: int | None
@@ -56,6 +58,7 @@ class PassOptions:
     balanced: bool = True
     batch_dim: BatchDim = 0
     progress: bool | None = None
+    sites: Sites | None = None
 
     def __post_init__(self) -> None:
         if self.n_passes is not None:
@@ -179,7 +182,8 @@ def _planned(model: nn.Module, inputs: Inputs, options: PassOptions) -> Plan:
     """How the model is run, and where it has its rows; an error that says which layer the inputs do not fit."""
     with _explained(model, inputs):
         way: Way = "once" if options.n_passes is None else "auto"
-        return find_plan(model, inputs, way, options.masks == "shared", True)
+        sites = None if options.n_passes is None else options.sites
+        return find_plan(model, inputs, way, options.masks == "shared", True, sites)
 
 
 def _cut(
@@ -202,6 +206,8 @@ def _cut(
     calls = max(1, _BUDGET // width)  # rows times passes whose activations are held
     group = min(options.count, max(1, _BUDGET // numbers))
     size = options.batch_size or max(1, min(calls, _BUDGET // (group * numbers)))
+    if plan.strategy == "vmap" and plan.off and options.batch_size is None:
+        size = max(1, min(size, calls // group))  # all passes at once: what they share is computed once a row
     if together or plan.rows is None or not plan.rows.independent or (options.masks == "shared" and plan.rows.ragged):
         size = N
     chunk = max(1, calls // max(1, min(size, N)))

@@ -48,6 +48,17 @@ def find(model: nn.Module) -> tuple[nn.Module, ...] | None:
     return (model,) if fits and plain else None
 
 
+def without(layers: Layers, off: Sequence[nn.Module]) -> tuple[nn.Module, ...]:
+    """`layers` without those that are off: dropout that is off is no layer at all.
+
+    >>> net = nn.Sequential(nn.Dropout(0.1), nn.Linear(4, 8))
+    >>> without(net, [net[0]])
+    (Linear(in_features=4, out_features=8, bias=True),)
+    """
+    gone = {id(m) for m in off}
+    return tuple(layer for layer in layers if id(layer) not in gone)
+
+
 def is_dense(layers: Layers, x: Tensor) -> bool:
     """Whether `layers` are a plain network for a table `x` (N, D), of which everything is known without trying."""
     rates = [layer.p for layer in layers if type(layer) in kinds.DROPOUT]

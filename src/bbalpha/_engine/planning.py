@@ -6,16 +6,14 @@ changed leads to a new plan.
 """
 
 import weakref
-from collections.abc import Iterable
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from bbalpha._engine import chains, tracing
+from bbalpha._engine import chains, selection, tracing
 from bbalpha._engine.drawing import NotShareableError, NotStackableError, Strategy
 from bbalpha._engine.guards import heed_interrupt, steady
 from bbalpha._engine.inputs import Inputs
@@ -23,9 +21,10 @@ from bbalpha._engine.kinds import BATCH_NORMS
 from bbalpha._engine.rows import Places, Rows, a_few, find_rows, near, refused
 from bbalpha._engine.running import Plan, SampleCall, Witness
 from bbalpha._engine.sites import may_be_random
+from bbalpha._engine.states import note_state
 from bbalpha._engine.tracing import Trace, trace
 from bbalpha._kernels import draw_seed
-from bbalpha._torch import MODULE_STATE, children, is_hooked, outside_transforms, tree_flatten, version_of
+from bbalpha._torch import outside_transforms, tree_flatten
 from bbalpha.layers import DropConnectLinear, GaussianLinear
 
 Masks = Literal["per_example", "shared"]
@@ -75,17 +74,18 @@ def run_passes(
     evaluation: bool = False,
     plan: Plan | None = None,
     witness: Witness | None = None,
+    sites: selection.Sites | None = None,
 ) -> Any:
     """`sample` of what was checked; with `evaluation`, as if the caller had called ``model.eval()`` before.
 
     A `witness` is told, with shared masks, which modules drew in each pass.
     """
     if n_passes is None:  # nothing is drawn: no seed either
-        n_passes, masks, strategy, seed = 1, "per_example", "once", 0
+        n_passes, masks, strategy, seed, sites = 1, "per_example", "once", 0, None
     shared = masks == "shared"
     with steady(draws=seed is None):
         base = draw_seed(None) if seed is None else seed
-        plan = plan or find_plan(model, inputs, strategy, shared, evaluation)
+        plan = plan or find_plan(model, inputs, strategy, shared, evaluation, sites)
         if plan.rows is not None and plan.rows.axes != inputs.axes:
             inputs = replace(inputs, axes=plan.rows.axes)
         _check_plan(plan, seed)
@@ -123,16 +123,31 @@ def is_random(model: nn.Module, inputs: Inputs) -> bool:
     return memory.random[kind]
 
 
-def find_plan(model: nn.Module, inputs: Inputs, strategy: Way, shared: bool, evaluation: bool) -> Plan:
+def keep_with(model: nn.Module, inputs: Inputs, sites: selection.Sites) -> dict[str, float]:
+    """`Trace.keep` of a pass in which only `sites` draw."""
+    asked = selection.asked(model, sites)
+    few, seen = look_at(model, inputs, evaluation=False)
+    return selection.narrowed(model, few, seen, None, asked, evaluation=False)[2].keep
+
+
+def find_plan(
+    model: nn.Module,
+    inputs: Inputs,
+    strategy: Way,
+    shared: bool,
+    evaluation: bool,
+    sites: selection.Sites | None = None,
+) -> Plan:
     """The remembered plan for this model in this state and inputs of this kind, made where there is none."""
     memory = _remembered(model)
-    key = (inputs.kind, strategy, shared, evaluation)
+    asked = None if sites is None else selection.asked(model, sites)
+    key = (inputs.kind, strategy, shared, evaluation, asked)
     plan = memory.plans.get(key)
     if plan is None:
         given = inputs.concrete()
         try:
             with outside_transforms():
-                plan = _make_plan(model, given, strategy, shared, evaluation, memory)
+                plan = _make_plan(model, given, strategy, shared, evaluation, asked, memory)
         except NotShareableError as error:
             raise ValueError(refused(error)) from error
         if plan.rows is None or plan.rows.certain:
@@ -144,7 +159,7 @@ def _remembered(model: nn.Module) -> _Memory:
     """What is known of `model` in the state it is in."""
     modules: list[nn.Module] = []
     facts: list[Any] = []
-    _state(model, modules, facts, {})
+    note_state(model, modules, facts, {})
     state = tuple(facts)
     states = _MEMORY.get(model)
     memory = None if states is None else states.get(state)
@@ -158,89 +173,45 @@ def _remembered(model: nn.Module) -> _Memory:
     return memory
 
 
-# ------------------------------------------------------------------------------ the state of a model
-
-
-_PLAIN = frozenset((int, float, str, bool, type(None), bytes, complex))
-_GETTERS: dict[type, Any] = {}  # of the plain attributes of torch's own modules
-
-
-def _state(module: nn.Module, modules: list[nn.Module], facts: list[Any], seen: dict[int, None]) -> None:
-    """What a plan hangs on, module by module; `modules()` would take three times as long."""
-    modules.append(module)
-    attributes = module.__dict__
-    kind = type(module)
-    getter = _GETTERS.get(kind) or _getter(kind, attributes)
-    try:
-        facts.append((id(module), kind, is_hooked(attributes), getter(attributes)))
-    except KeyError:  # not the attributes of the first of its kind, or none that are known beforehand
-        facts += (id(module), kind, is_hooked(attributes), getattr(module, "training", None))
-        facts += _attributes(attributes, seen)
-    for child in children(module).values():
-        if child is not None:
-            _state(child, modules, facts, seen)
-
-
-def _getter(kind: type, attributes: dict[str, Any]) -> Any:
-    """Reads the plain attributes of one of torch's own modules; fails for others, which may have any."""
-    if not kind.__module__.startswith("torch.nn.modules") or "training" not in attributes:
-        return itemgetter(None)
-    names = [name for name, value in attributes.items() if type(value) in _PLAIN]
-    getter = _GETTERS[kind] = itemgetter("training", *names)
-    return getter
-
-
-def _attributes(attributes: dict[str, Any], seen: dict[int, None]) -> Iterable[Any]:
-    """Names and values of attributes that may steer a forward; of objects their own attributes too, one level deep."""
-    for name, value in attributes.items():
-        kind = type(value)
-        if kind in _PLAIN:
-            yield name, value
-        elif name in MODULE_STATE:
-            continue
-        elif isinstance(value, Tensor):
-            yield name, id(value), version_of(value)
-        elif kind in (list, tuple, set, frozenset):
-            yield name, tuple(v if type(v) in _PLAIN else id(v) for v in list(value)[:64])
-        elif kind is dict:
-            yield name, tuple((k, v) for k, v in list(value.items())[:64] if type(v) in _PLAIN)
-        else:
-            yield name, id(value)
-            if id(value) not in seen and not isinstance(value, (nn.Module, type)):
-                seen[id(value)] = None
-                yield from ((k, v) for k, v in getattr(value, "__dict__", {}).items() if type(v) in _PLAIN)
-
-
 # ------------------------------------------------------------------------------ making a plan
 
 
 def _make_plan(
-    model: nn.Module, inputs: Inputs, strategy: Way, shared: bool, evaluation: bool, memory: _Memory
+    model: nn.Module,
+    inputs: Inputs,
+    strategy: Way,
+    shared: bool,
+    evaluation: bool,
+    asked: selection.Asked | None,
+    memory: _Memory,
 ) -> Plan:
     if strategy == "once":
         return _plan_without_passes(model, inputs, evaluation)
     layers = chains.find(model) or () if isinstance(inputs.x, Tensor) and inputs.batch_dim == 0 else ()
-    if strategy == "auto" and layers and model not in layers and chains.is_dense(layers, inputs.x):
+    if asked is None and strategy == "auto" and layers and model not in layers and chains.is_dense(layers, inputs.x):
         return Plan("chain", layers=layers, rows=_rows_of_a_chain(layers, inputs.x))
     _check_runnable(model)
     few, seen = look_at(model, inputs, evaluation=evaluation)
     _check_output(seen.output)
     _check_structure(model, few, seen, evaluation)
     only, seen = tracing.least_switched(model, few, seen, evaluation=evaluation)
+    off: frozenset[str] = frozenset()
+    if asked is not None:
+        only, off, seen = selection.narrowed(model, few, seen, only, asked, evaluation=evaluation)
+        layers = chains.without(layers, [m for name, m in model.named_modules() if name in off])
     plain = Plan(
         "loop", hidden=bool(seen.hidden), foreign=seen.foreign, moves=seen.moved, recomputes=seen.recomputes, only=only,
-        located=any(isinstance(m, (DropConnectLinear, GaussianLinear)) for m in model.modules()),
+        off=off, located=any(isinstance(m, (DropConnectLinear, GaussianLinear)) for m in model.modules()),
     )  # fmt: skip
     if inputs.rows == 0:  # for no rows, compiled code draws nothing
         return plain
     plain = _check_random(model, few, seen, plain, evaluation)
+    if asked is not None:
+        _check_told(model, few, plain, evaluation)
     if shared or evaluation or plain.located or strategy in ("auto", "repeat"):
-        key = (inputs.kind, plain.only)
-        rows = memory.rows[key] if key in memory.rows else _rows(model, inputs, plain) if inputs.rows else None
+        rows = _known_rows(model, inputs, plain, memory)
         if rows is not None:
             plain, few = replace(plain, rows=rows), rows.tried_on(inputs)
-        if rows is None or rows.certain:
-            memory.rows[key] = rows
     return _cheapest(model, few, seen, plain, layers, strategy, shared, evaluation)
 
 
@@ -277,7 +248,7 @@ def _plan_without_passes(model: nn.Module, inputs: Inputs, evaluation: bool) -> 
     few, seen = look_at(model, inputs, evaluation=evaluation, switch=False)
     _check_output(seen.output)
     off, seen = tracing.least_silenced(model, few, seen, evaluation=evaluation)
-    plan = Plan("once", foreign=seen.fired, moves=seen.moved, only=off)
+    plan = Plan("once", foreign=seen.fired, moves=seen.moved, only=frozenset(), off=off)
     if seen.fired and _differs(model, few, plan, 64, evaluation):
         raise ValueError(
             f"`n_passes=None` needs a model that draws nothing with its random sites off; {type(model).__name__} still "
@@ -299,11 +270,21 @@ def look_at(model: nn.Module, inputs: Inputs, *, evaluation: bool, switch: bool 
     return inputs, trace(model, inputs, evaluation=evaluation, switch=switch)
 
 
+def _known_rows(model: nn.Module, inputs: Inputs, plain: Plan, memory: _Memory) -> Rows | None:
+    """`_rows`, remembered."""
+    key = (inputs.kind, plain.only, plain.off)
+    rows = memory.rows[key] if key in memory.rows else _rows(model, inputs, plain) if inputs.rows else None
+    if rows is None or rows.certain:
+        memory.rows[key] = rows
+    return rows
+
+
 def _rows(model: nn.Module, inputs: Inputs, plain: Plan) -> Rows | None:
     """Where the rows are, as the model shows in evaluation mode."""
 
     def look(some: Inputs, seed: int) -> Trace:
-        return trace(model, some, switch=plain.strategy != "once", only=plain.only, evaluation=True, seed=seed)
+        on, off = plain.only, plain.off
+        return trace(model, some, switch=plain.strategy != "once", only=on, off=off, evaluation=True, seed=seed)
 
     def run(some: Inputs, places: Places) -> Any:
         plan = replace(plain, moves=True, rows=Rows(some.axes, (), places, False, False, 1))
@@ -325,10 +306,21 @@ def _check_random(model: nn.Module, few: Inputs, seen: Trace, plan: Plan, evalua
             return own
         raise ValueError(seen.nothing_random(model))
     if not _differs(model, few, plan, 4 if seen.certain else 64, evaluation) and not (
-        seen.certain and tracing.depends(model, few, plan.only, evaluation=evaluation)
+        seen.certain and tracing.depends(model, few, plan.only, plan.off, evaluation=evaluation)
     ):
-        raise ValueError(seen.nothing_random(model))
+        raise ValueError(selection.without_effect(seen) if plan.off else seen.nothing_random(model))
     return plan
+
+
+def _check_told(model: nn.Module, few: Inputs, plan: Plan, evaluation: bool) -> None:
+    """Refuse sites of a model that also draws what no trace shows: nobody can say whether that is off."""
+    with torch.no_grad():
+        run = _trial(model, few, replace(plan, moves=True), False, evaluation)
+        if not _close(run(0, 2), run(0, 2)):
+            raise ValueError(
+                "`sites` needs draws that can be told by module; the passes of this model also differ by a generator "
+                "of its own. Let it draw from torch, or leave `sites` out."
+            )
 
 
 def _differs(model: nn.Module, few: Inputs, plan: Plan, count: int, evaluation: bool) -> bool:

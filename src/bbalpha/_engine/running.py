@@ -40,7 +40,8 @@ class Plan:
         recomputes: The model draws inside torch.utils.checkpoint, whose backward would draw anew.
         own: Passes differ by a generator of the model's own, which no seed reaches.
         located: Draws of single rows need the places of the rows: layers that draw weights.
-        only: The modules to switch on, by name, None for all that may be random; with "once" those to switch off.
+        only: The modules to switch on, by name, None for all that may be random; with "once" none is.
+        off: The modules to switch off: all with "once", those that are not live with `sites`.
         layers: With "chain", the layers in the order they run.
         rows: Where the rows are; None if that is not known, or not needed.
     """
@@ -54,6 +55,7 @@ class Plan:
     own: bool = False
     located: bool = False
     only: frozenset[str] | None = None
+    off: frozenset[str] = frozenset()
     layers: tuple[nn.Module, ...] = ()
     rows: Rows | None = None
 
@@ -137,8 +139,8 @@ class SampleCall:
                 contexts.enter_context(sites.borrowed_buffers(quiet))
             if self.plan.strategy != "once":
                 contexts.enter_context(sites.switched_on(model, self.plan.only))
-            elif self.plan.only:
-                contexts.enter_context(sites.switched_off(model, self.plan.only))
+            if self.plan.off:
+                contexts.enter_context(sites.switched_off(model, self.plan.off))
             if self.plan.foreign:
                 contexts.enter_context(forked_generators())
             contexts.enter_context(eager())

@@ -5,7 +5,7 @@ seen.sites, seen.hidden, seen.fired
 """
 
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,7 @@ class Trace:
         sites: Random calls in order.
         hidden: Random operators that Python does not show (TorchScript, foreign code), by name.
         foreign: Whether there were draws from global generators, torch's, Python's or numpy's.
+        drew: The modules that drew, in order, as often as they did: one for every random call that fired.
         draws: Every draw in order: the module it was made in, and the shape it was made for.
         homes: The modules in which random calls were made, whether they drew or not.
         quiet: The modules that ran and made none.
@@ -62,6 +63,7 @@ class Trace:
     sites: tuple[Site, ...]
     hidden: tuple[str, ...]
     foreign: bool
+    drew: tuple[str, ...]
     draws: tuple[tuple[str, torch.Size], ...]
     homes: frozenset[str]
     quiet: frozenset[str]
@@ -76,6 +78,11 @@ class Trace:
     def fired(self) -> bool:
         """Whether anything random happened."""
         return bool(self.hidden) or any(s.fired for s in self.sites)
+
+    @property
+    def ran(self) -> frozenset[str]:
+        """The modules that ran."""
+        return self.quiet | self.homes
 
     @property
     def draws_made(self) -> tuple[str, ...]:
@@ -144,8 +151,8 @@ def trace(
 ) -> Trace:
     """Run one pass of `model` without gradients and report its random calls; nothing is changed by it.
 
-    With ``switch=False`` the modules keep their mode but for those named by `off`, so that what fires by itself can be
-    told from what sampling switches on; `only` names those to switch on; `evaluation` begins with all of them in
+    With ``switch=False`` the modules keep their mode, so that what fires by itself can be told from what sampling
+    switches on; `only` names those to switch on, `off` those to switch off; `evaluation` begins with all of them in
     evaluation mode. What is drawn follows from `seed`, as some models let it steer what they do.
     """
     foreign = Foreign()
@@ -157,11 +164,12 @@ def trace(
             record.hide(name, True)
         if record.foreign:
             foreign.undo()
-    homes = {s.name for s in record.sites} | set(record.hidden.values())
+    homes = {s.name for s in record.sites} | set(record.drew)
     return Trace(
         sites=tuple(record.sites),
         hidden=tuple(record.hidden),
         foreign=record.foreign,
+        drew=tuple(record.drew),
         draws=tuple(record.draws),
         homes=frozenset(homes),
         quiet=frozenset(record.ran.keys() - homes),
@@ -190,7 +198,8 @@ def _traced(
         contexts.enter_context(record.hooked(own=live is not model))
         copies = contexts.enter_context(borrowed_buffers(list(record.names)))
         before = {original: copy.clone() for original, copy in copies.items()}
-        contexts.enter_context(switched_on(live, only) if switch else switched_off(live, off))
+        contexts.enter_context(switched_on(live, only) if switch else nullcontext())
+        contexts.enter_context(switched_off(live, off))
         passes = Passes(seed, 0, 1, device=inputs.device)
         mode = Lineage(passes, observer=record.draw, where=record.place, parameters=dict(live.named_parameters()))
         for context in (eager(), torch.no_grad(), Hidden(mode, record.hide), mode):
@@ -200,7 +209,9 @@ def _traced(
     return record, mode, output, moved
 
 
-def depends(model: nn.Module, inputs: Inputs, only: Collection[str] | None, *, evaluation: bool) -> bool:
+def depends(
+    model: nn.Module, inputs: Inputs, only: Collection[str] | None, off: Collection[str], *, evaluation: bool
+) -> bool:
     """Whether the output depends on what is drawn, as autograd sees it: weights of 0 behind a dropout count.
 
     True as well where autograd cannot tell.
@@ -209,7 +220,8 @@ def depends(model: nn.Module, inputs: Inputs, only: Collection[str] | None, *, e
     try:
         with ExitStack() as contexts:
             live = contexts.enter_context(shadowed(model, evaluation=evaluation, use="trial"))
-            modes = (borrowed_buffers(list(live.modules())), switched_on(live, only), eager(), Hidden(probe))
+            switches = (switched_on(live, only), switched_off(live, off))
+            modes = (borrowed_buffers(list(live.modules())), *switches, eager(), Hidden(probe))
             for context in (*modes, torch.enable_grad(), probe):
                 contexts.enter_context(context)
             output = inputs.fresh().call(live)
@@ -231,8 +243,9 @@ class _Record:
         self.names = {m: name for name, m in model.named_modules()}
         self.stack: list[nn.Module] = []
         self.sites: list[Site] = []
+        self.drew: list[str] = []
         self.draws: list[tuple[str, torch.Size]] = []
-        self.hidden: dict[str, str] = {}  # operator: the module it was first met in
+        self.hidden: dict[str, None] = {}  # operators
         self.ran: dict[str, None] = {}
         self.prefix: dict[nn.Module, None] = {}
         self.drawn = self.recomputes = self.foreign = False
@@ -240,6 +253,7 @@ class _Record:
     def draw(self, kind: str, rate: float | None, fires: bool) -> None:
         """A random call that was intercepted."""
         self.sites.append(Site(self._home(), kind, rate, fires))
+        self.drew += [self._home()] * fires
         self.drawn |= fires
         self.recomputes |= fires and inside_checkpoint(trace.__code__)
 
@@ -249,7 +263,8 @@ class _Record:
 
     def hide(self, operator: str, foreign: bool) -> None:
         """A random operator that was not intercepted by Python."""
-        self.hidden.setdefault(operator, self._home())
+        self.hidden.setdefault(operator)
+        self.drew.append(self._home())
         self.foreign |= foreign
         self.drawn = True
 

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bbalpha._engine.planning import Masks
+from bbalpha._engine.selection import Sites
 from bbalpha._files import FolderInUseError, Lock, Restoring
 from bbalpha._kernels import draw_seed
 from bbalpha.checks import check_any_seed, check_count, check_flag, check_model, check_number
@@ -49,6 +50,7 @@ def fit(
     patience: int | None = None,
     masks: Masks = "per_example",
     balanced: bool = True,
+    sites: Sites | None = None,
     max_grad_norm: float | None = None,
     amp: torch.dtype | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -79,6 +81,7 @@ def fit(
         patience: Stop after so many epochs without a better one.
         masks: As in `sample`.
         balanced: As in `sample`.
+        sites: The random sites that draw, in training and in validation, the others off; as in `sample`.
         max_grad_norm: Gradients are clipped to this norm.
         amp: torch.bfloat16 or torch.float16 for automatic mixed precision.
         checkpoint: A folder for the state of the run, of one run at a time. If it holds the same run, that goes on, to
@@ -115,13 +118,13 @@ def fit(
             objective.to(parameter.device)
         made, penalty = make_optimizer(
             model, objective, optimizer, learning_rate=learning_rate, length_scale=length_scale, n_data=train.n_data,
-            example=lambda: on_device(train.example(), parameter.device),
+            example=lambda: on_device(train.example(), parameter.device), sites=None if n_passes is None else sites,
         )  # fmt: skip
         _check_schedule(schedule, made)
         run = Training(
             model, objective, train, held, made, penalty, base, epochs=epochs, n_passes=n_passes, schedule=schedule,
-            patience=patience, masks=masks, balanced=check_flag("balanced", balanced), max_grad_norm=max_grad_norm,
-            amp=amp, callback=callback, folder=folder, every=every, facts={
+            patience=patience, masks=masks, balanced=check_flag("balanced", balanced), sites=sites,
+            max_grad_norm=max_grad_norm, amp=amp, callback=callback, folder=folder, every=every, facts={
                 "n_data": train.n_data, "batch_size": batch_size, "length_scale": length_scale, "seed": seed,
                 "learning_rate": learning_rate if optimizer is None else None,
             },

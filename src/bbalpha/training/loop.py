@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bbalpha._engine.inputs import Inputs
 from bbalpha._engine.planning import Masks
+from bbalpha._engine.selection import Sites
 from bbalpha._kernels import step_seed
 from bbalpha._torch import tree_leaves, tree_map
 from bbalpha.checkpoint import CorruptModelError, check_state, write_state
@@ -74,6 +75,7 @@ def predictive_nll(
     n_passes: int | None,
     masks: Masks,
     balanced: bool,
+    sites: Sites | None,
     seed: int,
 ) -> float:
     """Negative log-likelihood a data point of the predictive distribution: the objective at alpha = 1."""
@@ -87,7 +89,8 @@ def predictive_nll(
     with torch.no_grad():
         for i, batch in enumerate(data.epoch(seed, 0)):
             x, target, weight = on_device(batch, device)
-            outputs = sample(model, x, n_passes, masks=masks, balanced=balanced, seed=step_seed(seed + 1, i))
+            own = step_seed(seed + 1, i)
+            outputs = sample(model, x, n_passes, masks=masks, balanced=balanced, sites=sites, seed=own)
             n = float(Inputs.of(x, 0).rows or 0) if weight is None else float(weight.sum())
             total += n * float(scored(outputs, target) if weight is None else scored(outputs, target, weight))
             rows += n
@@ -113,6 +116,7 @@ class Training:
     patience: int | None
     masks: Masks
     balanced: bool
+    sites: Sites | None
     max_grad_norm: float | None
     amp: torch.dtype | None
     callback: Callable[[Progress], bool | None] | None
@@ -206,7 +210,7 @@ class Training:
         mixed = nullcontext() if self.amp is None else torch.autocast(self.device.type, dtype=self.amp)
         with mixed:
             own = step_seed(self.seed, self.step)
-            outputs = sample(self.model, x, passes, masks=self.masks, balanced=self.balanced, seed=own)
+            outputs = sample(self.model, x, passes, seed=own, **self._drawn())
         rows = float((Inputs.of(x, 0).rows or 0) if weight is None else weight.numel())
         loss = self._loss(outputs, target, weight)
         total = loss if self.penalty is None else loss + self.penalty()
@@ -231,6 +235,10 @@ class Training:
         if self.folder and self.every and self.step % self.every == 0 and self.batch != self.steps_an_epoch:
             self._save()
 
+    def _drawn(self) -> dict[str, Any]:
+        """How passes are drawn, in training and in validation."""
+        return {"masks": self.masks, "balanced": self.balanced, "sites": self.sites}
+
     def _loss(self, outputs: Any, target: Any, weight: Tensor | None) -> Tensor:
         try:
             if weight is None:
@@ -247,12 +255,7 @@ class Training:
         if self.held is not None:
             passes = self.n_passes(1.0) if callable(self.n_passes) else self.n_passes
             many = None if passes is None else max(passes, 20)
-            options: dict[str, Any] = {
-                "n_passes": many,
-                "masks": self.masks,
-                "balanced": self.balanced,
-                "seed": self.seed,
-            }
+            options: dict[str, Any] = {"n_passes": many, "seed": self.seed, **self._drawn()}
             try:
                 nll = predictive_nll(self.model, self.held, self.objective, **options)
             except ValueError as error:
@@ -319,7 +322,8 @@ class Training:
         """What must not change between a run and its continuation; longer runs are other runs if their steps are."""
         by_share = callable(self.n_passes) or (self.schedule is not None and not isinstance(self.schedule, LRScheduler))
         return self.facts | {
-            "masks": self.masks,
+            # beside the masks, so that a run without `sites` is told as it was before there were any
+            "masks": self.masks if self.sites is None else f"{self.masks} at {fingerprint.told(self.sites)}",
             "balanced": self.balanced,
             "n_passes": fingerprint.told(self.n_passes),
             "schedule": fingerprint.told(self.schedule),

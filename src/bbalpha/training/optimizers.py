@@ -8,10 +8,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bbalpha._engine.inputs import Inputs
+from bbalpha._engine.planning import keep_with
+from bbalpha._engine.selection import Sites
 from bbalpha._engine.tracing import trace
 from bbalpha._torch import decay_after_unscaling
 from bbalpha.checkpoint import describe
-from bbalpha.priors import has_quadratic_kl, param_groups, prior_kl
+from bbalpha.priors import has_quadratic_kl, keep_probabilities, param_groups, prior_kl
 
 Groups = list[dict[str, Any]]
 
@@ -25,6 +27,7 @@ def make_optimizer(
     length_scale: float | None,
     n_data: int | None,
     example: Callable[[], Any],
+    sites: Sites | None = None,
 ) -> tuple[Optimizer, Callable[[], Tensor] | None]:
     """The optimiser, and the prior as a term of the loss where it cannot be weight decay.
 
@@ -36,6 +39,7 @@ def make_optimizer(
         length_scale: Of the prior; None or 0 is none.
         n_data: Rows of the data, where they are known.
         example: Gives a row or two of x, on the device of the model, or None.
+        sites: The random sites that draw; a weight behind one that does not is kept whole.
     """
     extra = [p for p in objective.parameters() if p.requires_grad] if isinstance(objective, nn.Module) else []
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -46,9 +50,7 @@ def make_optimizer(
     if length_scale:
         if n_data is None:
             raise ValueError("`length_scale` needs data that tells its length; got an iterable data set. Leave it out.")
-        # a network of plain layers tells by its structure which dropout feeds which weight; others are run once
-        rows = None if describe(model) else example()
-        keep = None if rows is None else trace(model, Inputs.of(rows, 0)).keep
+        keep = _keep(model, example, sites)
         prior = {"length_scale": length_scale, "n_data": n_data, "keep": keep}
         if not isinstance(given, Optimizer) and has_quadratic_kl(model):
             groups = param_groups(model, **prior)  # type: ignore[arg-type]
@@ -59,6 +61,21 @@ def make_optimizer(
     made = _Adam(groups, learning_rate) if given is None else given if isinstance(given, Optimizer) else given(groups)
     _check(made, trained, extra)
     return made, penalty
+
+
+def _keep(model: nn.Module, example: Callable[[], Any], sites: Sites | None) -> dict[str, float] | None:
+    """Keep probabilities of the units that feed each weight; None where the structure of the model tells them."""
+    if sites is None:
+        # a network of plain layers tells by its structure which dropout feeds which weight; others are run once
+        rows = None if describe(model) else example()
+        return None if rows is None else trace(model, Inputs.of(rows, 0)).keep
+    rows = example()
+    if rows is None or not has_quadratic_kl(model):
+        raise ValueError(
+            "`length_scale` with `sites` needs data that can be looked at and layers whose prior is quadratic in their "
+            "weights; leave one of the two out."
+        )
+    return dict.fromkeys(keep_probabilities(model), 1.0) | keep_with(model, Inputs.of(rows, 0), sites)
 
 
 def _check(made: Any, trained: list[nn.Parameter], extra: list[nn.Parameter]) -> None:
