@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import kstest
 
 from bbalpha import _balance
 from bbalpha._balance import LARGEST, SIZE, Memo, Tape, group_sizes, is_balanced, patterns, tape_seed
@@ -176,3 +177,53 @@ def test_streams_of_one_generator_seed_differ_by_their_key():
     patterns(10, 0.5).fill(b, other, first=0)
     corr = ((a > 0).double() - 0.5) * ((b > 0).double() - 0.5) * 4
     assert float(corr.mean(1).abs().max()) < 4.5 / math.sqrt(20_000)
+
+
+# ------------------------------------------------------------------------------ numbers that are not 0 or 1
+
+
+@pytest.mark.parametrize("K", [2, 10, 128, 200])
+def test_uniform_numbers_of_a_unit_lie_one_in_each_part(K):
+    numbers = Passes(3, 0, K, together=K).uniforms((50, 4), torch.float32)
+    parts, at = group_sizes(K, 0.5), 0
+    for size in parts:
+        ranks = (numbers[at : at + size] * size).floor().sort(0).values
+        assert torch.equal(ranks, torch.arange(size).float()[:, None, None].expand_as(ranks))
+        at += size
+    assert float(numbers.min()) >= 0
+    assert float(numbers.max()) < 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_normal_numbers_of_a_pass_are_normal_and_those_of_a_unit_balanced(dtype):
+    numbers = Passes(4, 0, 10, together=10).normals((200, 100), dtype)
+    assert numbers.dtype == dtype
+    assert bool(numbers.isfinite().all())
+    if dtype == torch.bfloat16:
+        return
+    for k in (0, 9):
+        assert kstest(numbers[k].flatten().numpy(), "norm").pvalue > 1e-3
+    independent = Passes(4, 0, 10).normals((200, 100), dtype)
+    assert float(numbers.mean(0).std()) < 0.3 * float(independent.mean(0).std())
+    pairs = np.corrcoef(numbers.flatten(1).numpy())[~np.eye(10, dtype=bool)]
+    assert abs(pairs.mean() + 1 / 9) < 0.02  # any two passes of a unit alike
+    assert pairs.std() < 0.02
+
+
+@given(K=st.integers(2, 140), seed=st.integers(0, 2**32), data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_numbers_of_a_pass_are_the_same_however_passes_are_run(K, seed, data):
+    whole = Passes(seed, 0, K, together=K)
+    first = data.draw(st.integers(0, K - 1))
+    count = data.draw(st.integers(1, K - first))
+    some = Passes(seed, first, count, together=K)
+    for _ in range(2):  # the second site goes on where the first has stopped
+        a, b = (passes.normals((3, 5), torch.float64) for passes in (whole, some))
+        assert torch.equal(a[first : first + count], b)
+        assert torch.equal(whole.noise((5,), 0.5).keep()[first : first + count], some.noise((5,), 0.5).keep())
+
+
+def test_numbers_of_independent_passes_are_those_of_their_generators():
+    passes = Passes(3, 0, 2)
+    expected = torch.stack([torch.empty(5).normal_(generator=g) for g in Passes(3, 0, 2).generators])
+    assert torch.equal(passes.normals((5,), torch.float32), expected)

@@ -140,6 +140,38 @@ def is_balanced(n_passes: int, rate: float) -> bool:
     return n_passes > 1 and LEAST_RATE <= rate <= 1 - LEAST_RATE
 
 
+# ------------------------------------------------------------------------------ numbers that are not 0 or 1
+
+
+def add_ranks(numbers: Tensor, words: Tensor, n_passes: int, *, first: int) -> None:
+    """Add to `numbers` (count, units), uniform ones, the rank of each pass from `first` on among the K of a unit.
+
+    The ranks of a unit are a permutation, so that (rank + number) / K has one value in each K-th part of [0, 1]; that
+    of a pass alone is uniform, since a permutation begins anywhere.
+
+    Args:
+        numbers: From 0 to 1, one for every pass and unit.
+        words: Random 64-bit words, one for every unit (units,).
+        n_passes: K, at most 128.
+        first: The first of the passes.
+    """
+    table = _orders(n_passes, numbers.device)
+    begin = (((words >> 32) + 2**31) * n_passes) >> 32  # from 0 to K - 1
+    at = begin.add_(words.bitwise_and(_ORDERS - 1), alpha=2 * n_passes)
+    for k, row in enumerate(numbers, first):
+        row += table.index_select(0, at + k)
+
+
+@lru_cache(maxsize=64)
+def _orders(n_passes: int, device: torch.device) -> Tensor:
+    """Random permutations of the passes, each twice in a row (4096 * 2 K,) int8."""
+    random = np.random.RandomState([n_passes])
+    orders = random.random_sample((_ORDERS, n_passes)).argsort(1).astype(np.int8)
+    return torch.from_numpy(np.concatenate([orders, orders], 1).ravel()).to(device)
+
+
+_ORDERS = 2**12
+
 # ------------------------------------------------------------------------------ random words
 
 

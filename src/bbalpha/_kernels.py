@@ -28,6 +28,7 @@ from bbalpha._balance import (
     Patterns,
     Planes,
     Tape,
+    add_ranks,
     groups,
     new_generator,
     scrambled,
@@ -224,6 +225,34 @@ class Passes:
         if tape is None:
             tape = self._tapes[group] = Tape(self.seed, group, self.device, self.memo)
         return tape.read(span, rate)
+
+    def uniforms(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Numbers from 0 to 1 (count, *shape); of balanced passes one in each K-th part of the way, in any order."""
+        with self.plain():
+            numbers = torch.empty((self.count, *shape), device=self.device, dtype=dtype)
+            for one, generator in zip(numbers, self.generators, strict=True):
+                one.uniform_(generator=generator)
+            for group, (start, table) in enumerate(groups(self.together, 0.5, self.device)):
+                low, high = max(start, self.first), min(start + table.n_passes, self.first + self.count)
+                if low < high:
+                    words, _ = self._read(group, math.prod(shape), 0.0)
+                    part = numbers[low - self.first : high - self.first]
+                    add_ranks(part.flatten(1), words, table.n_passes, first=low - start)
+                    part.div_(table.n_passes).clamp_max_(1 - torch.finfo(dtype).eps / 2)  # 1 is left out
+        return numbers
+
+    def normals(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Standard normal numbers (count, *shape); of balanced passes one in each K-th part of the distribution."""
+        if self.together < 2:
+            with self.plain():
+                numbers = torch.empty((self.count, *shape), device=self.device, dtype=dtype)
+                for one, generator in zip(numbers, self.generators, strict=True):
+                    one.normal_(generator=generator)
+            return numbers
+        wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+        most = 1 - torch.finfo(wide).eps / 2
+        sides = self.uniforms(shape, wide).mul_(2).sub_(1).clamp_(-most, most)
+        return sides.erfinv_().mul_(math.sqrt(2)).to(dtype)
 
     def dimming(self, shape: Sequence[int], dtype: torch.dtype) -> Noise:
         """Factors from 1/2 to 3/2 of shape (count, *shape), where no unit may be lost."""

@@ -120,15 +120,22 @@ class Drawing:
 
     def filled(self, like: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:
         """Random numbers of the shape of `like`, `fill(empty, generator)` for each pass."""
+
+        def draw(shape: torch.Size) -> Tensor:
+            with self.passes.plain():
+                empty = torch.empty((self.passes.count, *shape), dtype=like.dtype, device=like.device)
+                return torch.stack([fill(e, g) for e, g in zip(empty, self.passes.generators, strict=True)])
+
+        return self._covered(like, draw)
+
+    def _covered(self, like: Tensor, draw: Callable[[torch.Size], Tensor]) -> Tensor:
+        """Random numbers of the shape of `like`, `draw(shape of one pass)` for all passes (count, *shape)."""
         self.fired += 1
         place = self._place(like.shape)
         rows = self._split(like, place)
         per_pass = rows.shape[1:] if self.strategy == "repeat" else rows.shape
         drawn, expand = self._drawn(per_pass, place)
-        with self.passes.plain():
-            empty = torch.empty((self.passes.count, *drawn), dtype=like.dtype, device=like.device)
-            values = torch.stack([fill(e, g) for e, g in zip(empty, self.passes.generators, strict=True)])
-        values = self._per_pass(expand(values))
+        values = self._per_pass(expand(draw(drawn)))
         if values.shape != rows.shape:  # one draw for all rows
             values = values.expand_as(rows).contiguous()
         return self._join(values, place)
@@ -163,11 +170,11 @@ class Drawing:
 
     def normal(self, like: Tensor) -> Tensor:
         """Standard normal numbers of the shape of `like`."""
-        return self.filled(like, lambda t, g: t.normal_(generator=g))
+        return self._covered(like, lambda shape: self.passes.normals(shape, like.dtype))
 
     def uniform(self, like: Tensor) -> Tensor:
         """Numbers from 0 to 1 of the shape of `like`."""
-        return self.filled(like, lambda t, g: t.uniform_(generator=g))
+        return self._covered(like, lambda shape: self.passes.uniforms(shape, like.dtype))
 
     def scaled(self, x: Tensor, noise: Tensor, rate: float | Tensor) -> Tensor:
         """`x * noise`, which stands for dropout at `rate`."""
@@ -182,10 +189,7 @@ class Drawing:
     def normal_weights(self, x: Tensor, weight: Tensor) -> tuple[Tensor, int]:
         """Standard normal numbers of the shape of `weight` in the same way (G, ...), and the axis of rows."""
         groups, axis = self._groups(x)
-        with self.passes.plain():
-            empty = weight.new_empty((self.passes.count, groups, *weight.shape))
-            values = torch.stack([e.normal_(generator=g) for e, g in zip(empty, self.passes.generators, strict=True)])
-        return self._grouped(values), axis
+        return self._grouped(self.passes.normals((groups, *weight.shape), weight.dtype)), axis
 
     def _groups(self, x: Tensor) -> tuple[int, int]:
         """How many draws the rows of one pass of `x` (..., D) have: one, or one a row; and the axis of rows."""
