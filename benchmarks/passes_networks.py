@@ -167,7 +167,7 @@ NETWORKS: dict[str, Callable[[], Problem]] = {
     **_rates(),
     "digits MLP, 0.5": partial(digits, partial(mlp, [64, 100, 100, 10], dropout=0.5), last="6"),
     "LSTM, 0.3": lambda: replace(digits(Reader, last=None, sequence=True), repetitions=30, groups=40, pairs=100),
-    "encoder, 0.1": lambda: replace(digits(Encoder, last="drop", sequence=True), repetitions=30, groups=40, pairs=20),
+    "encoder, 0.1": lambda: replace(digits(Encoder, last="drop", sequence=True), repetitions=30, groups=40, pairs=100),
     "CNN, 0.5": cnn_mnist,
     "MNIST 3 x 1000, 0.5": dense_mnist,
 }
