@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 
 import figures_method
+import figures_passes
 import tables_regression
 
 from bbalpha import plots
@@ -60,6 +61,7 @@ PAGES = {
     "mnist": (mnist, ("dense", "cnn", "runtime")),
     "adversarial": (lambda name: adversarial_figures.draw(ROOT / "results" / name, FIGURES), ("adversarial",)),
     "method": (figures_method.draw, ("divergences", "variance", "precision")),
+    "passes": (figures_passes.draw, ("bias",)),
 }
 
 
