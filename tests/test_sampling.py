@@ -367,5 +367,5 @@ def test_a_draw_path_of_bernoulli_numbers_is_balanced_too():
 
 
 def test_balanced_must_be_a_flag():
-    with pytest.raises(TypeError, match="`balanced` must be True or False; got 'no'"):
+    with pytest.raises(ValueError, match="`balanced` must be True or False; got 'no'"):
         bbalpha.sample(linear_in_its_masks(0.5), torch.zeros(2, 4).double(), 3, balanced="no")

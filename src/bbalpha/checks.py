@@ -209,13 +209,13 @@ def check_flag(name: str, value: Any) -> bool:
 
     >>> check_flag("balanced", "no")
     Traceback (most recent call last):
-    TypeError: `balanced` must be True or False; got 'no'.
+    ValueError: `balanced` must be True or False; got 'no'.
     """
     if type(value) is bool:
         return value
     if type(value).__name__ in ("bool", "bool_") and type(value).__module__ == "numpy":
         return bool(value)
-    raise TypeError(f"`{name}` must be True or False; got {value!r}.")
+    raise ValueError(f"`{name}` must be True or False; got {value!r}.")
 
 
 def check_seed(seed: Any) -> None:

@@ -24,6 +24,7 @@ WRONG = {
     "learning_rate": (NAN, 0, -0.1, float("inf"), None, "0.1"),
     "n_passes": (*COUNT, None),
     "n_predict_passes": (*COUNT, None),
+    "balanced": ("no", None, 1, 0.0),
     "epochs": COUNT,
     "batch_size": COUNT,
     "patience": COUNT,

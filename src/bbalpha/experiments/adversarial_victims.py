@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from bbalpha import checkpoint, metrics
-from bbalpha._engine.planning import Masks
 from bbalpha.detection import Detector
 from bbalpha.experiments import mnist
 from bbalpha.experiments.mnist import Digits
@@ -131,11 +130,9 @@ class Victim:
     def predict(self, x: Tensor, word: str, *, fixed: bool = False) -> ClassificationPrediction:
         """The prediction for `x`; `word` names what is predicted, and so the fresh masks."""
         K = None if self.plain else self.config.n_passes
-        seed = self.fixed_seed if fixed else _seed(self.config.seed, word)
-        masks: Masks = "shared" if fixed else "per_example"
-        return predict_classification(
-            self.net, x, n_passes=K, masks=masks, balanced=False, seed=seed, progress=False
-        )  # fmt: skip
+        if fixed:
+            return predict_classification(self.net, x, n_passes=K, masks="shared", seed=self.fixed_seed, progress=False)
+        return predict_classification(self.net, x, n_passes=K, seed=_seed(self.config.seed, word), progress=False)
 
     @cached_property
     def clean(self) -> ClassificationPrediction:
