@@ -1,10 +1,14 @@
-"""Tables of docs/passes.md and a sentence of README, from results/passes.json."""
+"""Tables of docs/passes.md and a sentence of README, from results/passes.json, regression/ and balanced/runtime/."""
 
 from math import log10
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
+
+from tables_mnist import after
 
 from bbalpha.experiments import results
+from bbalpha.experiments import runtime as timing
+from bbalpha.experiments.regression import DATASETS
 
 ROOT = Path(__file__).resolve().parent.parent
 QUANTITIES = ("mean", "probabilities", "entropy", "mutual information", "variance", "interval")
@@ -263,3 +267,56 @@ def _note(content):
 
 def _read():
     return results.read(ROOT / "results/passes.json")
+
+
+# ------------------------------------------------------------------------------ in training
+
+
+def uci():
+    """The paper's table at alpha = 0.5 with balanced passes, beside independent ones."""
+    lines = _head("alpha = 0.5", "splits", "NLL, independent", "NLL, balanced", "difference", "coverage of 90 %")
+    better = worse = 0
+    content = None
+    for dataset in DATASETS:
+        content = results.read(ROOT / "results/regression" / f"{dataset}.json")
+        ways = [_by_split(content, method) for method in ("bbalpha", "bbalpha-balanced")]
+        splits = sorted(set(ways[0]) & set(ways[1]))
+        if not splits:
+            continue
+        nll = [[way[s]["nll"] for s in splits] for way in ways]
+        cover = [100 * fmean(way[s]["coverage90"] for s in splits) for way in ways]
+        change, error = _mean_error([b - a for a, b in zip(*nll, strict=True)])
+        better, worse = better + (change < -2 * error), worse + (change > 2 * error)
+        cells = [str(len(splits)), *(f"{fmean(n):.3f}" for n in nll), f"{change:+.3f} ± {error:.3f}"]
+        lines.append(f"| {dataset} | " + " | ".join(cells) + f" | {cover[0]:.1f}, {cover[1]:.1f} |")
+    told = f"Better by more than two standard errors on {better} sets, worse on {worse}. "
+    return "\n".join(lines) + (
+        "\n\nSame hyper-parameters, seeds and splits; differences are paired. " + told + "Made by "
+        f"`bbalpha reproduce regression --methods bbalpha-balanced` with torch {content['versions']['torch']}."
+    )
+
+
+def runtime():
+    """Log-likelihood of MNIST against training time, balanced and independent."""
+    content = timing.load(ROOT / "results/balanced/runtime")
+    found = {(way, K): rows for way, K, rows in timing.pairs_of(content["rows"])}
+    budget = min(rows[-1]["seconds"] for rows in found.values())
+    at = [t for t in timing.moments(budget) if t < budget][-4:] + [budget]
+    lines = _head("way", "K", "ms a step", *(f"{t / 60:.1f} min" for t in at))
+    for (way, K), rows in found.items():
+        pace = 1000 * rows[-1]["seconds"] / rows[-1]["n_steps"]
+        scores = " | ".join(f"{after(rows, t):.0f}" for t in at)
+        lines.append(f"| {way} | {K} | {pace:.0f} | {scores} |")
+    return "\n".join(lines) + (
+        "\n\nTest log-likelihood of the 10,000 digits, 4 x 1024, alpha = 1, one network each. Made by "
+        f"`{content['command']}` with torch {content['versions']['torch']}."
+    )
+
+
+def _by_split(content, method):
+    rows = [r for r in content["rows"] if r["method"] == method and r["alpha"] == 0.5]
+    return {r["split"]: r for r in rows}
+
+
+def _mean_error(values):
+    return fmean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
