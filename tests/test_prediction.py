@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bbalpha
 from bbalpha import prediction
 from bbalpha._engine import batches
+from bbalpha._engine.settling import Where
 
 net = lambda C=3: nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, C))  # noqa: E731
 
@@ -323,6 +324,18 @@ def test_groups_of_passes_are_reduced_as_one(monkeypatch):
     assert torch.allclose(p.probs, probs.mean(0), atol=1e-6)
     assert torch.allclose(p.expected_entropy, -(probs * probs.log()).sum(-1).mean(0), atol=1e-6)
     assert torch.allclose(p.votes, nn.functional.one_hot(probs.argmax(-1), 3).float().mean(0))
+
+
+@pytest.mark.parametrize("block", [2**22, 30])
+def test_groups_blocks_and_stages_know_how_far_all_passes_are_from_their_mean(block, monkeypatch):
+    monkeypatch.setattr(prediction, "_BLOCK", block)  # the second: two passes
+    logits = 3 * torch.randn(12, 5, 3, dtype=torch.float64)
+    expected = logits.softmax(-1).var(0, correction=0) * 12
+    part = lambda *groups: prediction._sum_logits(iter(groups), 2, Where(0), with_squares=True)  # noqa: E731
+    torch.testing.assert_close(part(logits)[3], expected)
+    torch.testing.assert_close(part(logits[:5], logits[5:])[3], expected)
+    settling = prediction._settling_classes(0.1, batches.PassOptions(n_passes=12), None)
+    torch.testing.assert_close(settling.joined(part(logits[:4]), part(logits[4:]), 4, 8)[3], expected)
 
 
 def test_streams_give_what_the_tensor_gives():

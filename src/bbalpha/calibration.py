@@ -69,7 +69,7 @@ def fit_temperature(
     _check_rows(target)
     passes = PassOptions(n_passes, batch_size, masks, seed, batch_dim=batch_dim, progress=progress)
 
-    def keep(groups: Iterator[Any], start: int) -> tuple[Tensor]:
+    def keep(groups: Iterator[Any], _: Any) -> tuple[Tensor]:
         return (torch.cat([as_logits(g, class_axis) for g in groups]),)
 
     (logits,) = collect(model, x, passes, keep, row_axis=1)

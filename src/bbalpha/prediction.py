@@ -6,6 +6,7 @@ p.mean, p.epistemic_std, p.interval(0.9)            # what comes back is in pred
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,8 @@ from bbalpha._engine.batches import PassOptions, collect
 from bbalpha._engine.inputs import BatchDim
 from bbalpha._engine.planning import Masks
 from bbalpha._engine.selection import Sites
-from bbalpha.checks import check_class_axis, check_number
+from bbalpha._engine.settling import Settling, State, Where, classes_settled, mixture_settled
+from bbalpha.checks import check_class_axis, check_number, check_precision
 from bbalpha.objectives import logits_of, mean_and_log_precision
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
 
@@ -30,6 +32,7 @@ def predict_classification(
     x: Any,
     *,
     n_passes: int | None = 100,
+    tolerance: float | None = None,
     batch_size: int | None = None,
     masks: Masks = "per_example",
     balanced: bool = True,
@@ -50,6 +53,9 @@ def predict_classification(
             single logit (N,) or (N, 1) means yes or no and gives the classes 0 and 1.
         x: A tensor, a tuple (``model(*x)``), a mapping (``model(**x)``), or an iterable of these (a DataLoader).
         n_passes: K; None asks for no passes: the network as it is, random sites off, whose mutual information is 0.
+        tolerance: None runs all passes. A number, such as 0.1, runs at most `n_passes`: a row is done as soon as its
+            probabilities are known to about the tolerance and its label is clear of chance; `passes_used` says when.
+            Rows may be done at numbers that divide `n_passes`, from 8 on: after 10, 20, 50 or all of 100.
         batch_size: Rows at a time; None chooses by memory.
         masks: "per_example", or "shared" by all rows: then one `seed` gives the same for every `batch_size`.
         balanced: As in `bbalpha.sample`: masks drawn together, for less noise at equal K; False draws each by itself.
@@ -71,13 +77,17 @@ def predict_classification(
     temperature = check_number("temperature", temperature, above=0)
     passes = PassOptions(n_passes, batch_size, masks, seed, balanced, batch_dim, progress, sites)
 
-    def reduce(groups: Iterator[Any], start: int) -> tuple[Tensor, ...]:
-        logits = (as_logits(pick(g, output), class_axis) / temperature for g in groups)
-        return _reduce_logits(logits, passes.count, 2 if class_axis is None else class_axis, start)
+    settling = _settling_classes(tolerance, passes, class_axis)
 
-    log_probs, expected_entropy, votes = collect(model, x, passes, reduce, row_axis=0)
-    axis = 1 if class_axis is None else class_axis % (log_probs.ndim + 1) - 1
-    return ClassificationPrediction(log_probs, expected_entropy, votes, passes.count, axis, drawn=n_passes is not None)
+    def reduce(groups: Iterator[Any], where: Where) -> State:
+        logits = (as_logits(pick(g, output), class_axis) / temperature for g in groups)
+        axis = 2 if class_axis is None else class_axis
+        sums = _sum_logits(logits, axis, where, with_squares=settling is not None)
+        return _divided(sums, passes.count) if settling is None else sums
+
+    log_probs, expected_entropy, votes, *used = collect(model, x, passes, reduce, row_axis=0, settling=settling)
+    axis, drawn = _class_axis_of_rows(class_axis, log_probs), n_passes is not None
+    return ClassificationPrediction(log_probs, expected_entropy, votes, passes.count, axis, drawn, *used)
 
 
 def predict_regression(
@@ -86,6 +96,7 @@ def predict_regression(
     *,
     n_passes: int | None = 100,
     precision: float | Tensor | Literal["predicted"] | None = None,
+    tolerance: float | None = None,
     batch_size: int | None = None,
     masks: Masks = "per_example",
     balanced: bool = True,
@@ -106,6 +117,8 @@ def predict_regression(
         n_passes: K; None asks for no passes: the network as it is, random sites off, whose epistemic part is 0.
         precision: tau, one over the noise variance: a number or a tensor that broadcasts to (K, N, D) (such as
             `GaussianNLL.precision`); "predicted" by the model; None knows no noise: aleatoric 0, no density.
+        tolerance: As in `predict_classification`, such as 0.2: a row is done as soon as its mean and the ends of its
+            90 % interval are known to about so many of its standard deviations.
         batch_size: Rows at a time; None chooses by memory.
         masks: "per_example", or "shared" by all rows: then one `seed` gives the same for every `batch_size`.
         balanced: As in `bbalpha.sample`: masks drawn together, for less noise at equal K; False draws each by itself.
@@ -126,13 +139,15 @@ def predict_regression(
     predicted = isinstance(precision, str)
     passes = PassOptions(n_passes, batch_size, masks, seed, balanced, batch_dim, progress, sites)
 
-    def reduce(groups: Iterator[Any], start: int) -> tuple[Tensor, ...]:
+    settling = _settling_mixture(tolerance, passes, precision)
+
+    def reduce(groups: Iterator[Any], where: Where) -> State:
         parts = [_means(pick(g, output), predicted=predicted) for g in groups]
         joined = tuple(torch.cat(ts) if len(ts) > 1 else ts[0] for ts in zip(*parts, strict=True))
-        _check_finite(joined, row=start)
+        _check_finite(joined, where)
         return joined
 
-    collected = collect(model, x, passes, reduce, row_axis=1)
+    collected = collect(model, x, passes, reduce, row_axis=1, settling=settling)
     tau: Tensor | None
     if predicted:
         tau = collected[1].exp()
@@ -140,20 +155,20 @@ def predict_regression(
         tau = precision.detach().to(collected[0].device)
     else:
         tau = None if precision is None else collected[0].new_tensor(precision)
-    return RegressionPrediction(collected[0], tau, drawn=n_passes is not None)
+    used = None if settling is None else collected[-1][0]
+    return RegressionPrediction(collected[0], tau, n_passes is not None, used)
 
 
 # ------------------------------------------------------------------------------ helpers
 
 
-def _reduce_logits(
-    groups: Iterator[Tensor], n_passes: int, class_axis: int, start: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Log of the mean probability, mean entropy and votes of (K, n, C, ...) logits that come in groups.
+def _sum_logits(groups: Iterator[Tensor], class_axis: int, where: Where, *, with_squares: bool) -> State:
+    """Log of the summed probabilities, summed entropies and votes of (K, n, C, ...) logits that come in groups.
 
+    With the squares, as the last: how far the probabilities of the passes are from their mean, squared and summed.
     Classes are moved in front of the rows: operations over a short last axis are ten times slower.
     """
-    log_sum, entropy, votes = torch.tensor(-math.inf), torch.zeros(()), torch.zeros(())
+    log_sum, entropy, votes, squares = torch.tensor(-math.inf), *(torch.zeros(()) for _ in range(3))
     first = axis = 0
     for group in groups:
         axis = class_axis % group.ndim
@@ -162,7 +177,10 @@ def _reduce_logits(
             p = log_p.exp()
             total = p.sum(0)
             if bool(total.isnan().any()):
-                _check_finite((log_p.movedim(1, axis),), first, start, infinite=True)
+                _check_finite((log_p.movedim(1, axis),), replace(where, first=where.first + first), infinite=True)
+            if with_squares:
+                own = (p - total / len(p)).square_().sum(0)
+                squares = own if not first else _joined_squares((squares, log_sum.exp(), first), (own, total, len(p)))
             # where all passes are near 0 the sum has lost its digits; log-sum-exp has not
             log_sum = torch.logaddexp(log_sum, total.log() if bool((total > 1e-30).all()) else log_p.logsumexp(0))
             entropy = entropy - p.mul_(log_p.clamp_min(-1e30)).sum(0).sum(0)  # 0 log 0 = 0
@@ -170,8 +188,99 @@ def _reduce_logits(
             counts = torch.zeros((*label.shape[:-1], log_p.shape[1]), dtype=log_p.dtype, device=log_p.device)
             votes = votes + counts.scatter_add_(-1, label, torch.ones_like(label, dtype=log_p.dtype))
             first += len(logits)
-    log_probs = (log_sum - math.log(n_passes)).movedim(0, axis - 1)
-    return log_probs, entropy / n_passes, (votes / n_passes).movedim(-1, axis - 1)
+    sums = (log_sum.movedim(0, axis - 1), entropy, votes.movedim(-1, axis - 1))
+    return (*sums, squares.movedim(0, axis - 1)) if with_squares else sums
+
+
+def _divided(sums: State, n_passes: int) -> State:
+    """Log of the mean probability, mean entropy and share of the votes."""
+    log_sum, entropy, votes = sums[:3]
+    return log_sum - math.log(n_passes), entropy / n_passes, votes / n_passes
+
+
+def _joined_squares(a: tuple[Tensor, Tensor, int], b: tuple[Tensor, Tensor, int]) -> Tensor:
+    """Squared distances from the mean of all, of two parts: those from their own means, their sums and numbers."""
+    apart = a[1] / a[2] - b[1] / b[2]
+    return a[0] + b[0] + apart.square() * (a[2] * b[2] / (a[2] + b[2]))
+
+
+# ------------------------------------------------------------------------------ fewer passes
+
+
+def _settling_classes(tolerance: float | None, passes: PassOptions, class_axis: int | None) -> Settling | None:
+    """When the rows of a classification are settled; None without a tolerance."""
+    if tolerance is None:
+        return None
+    bound = _check_tolerance(tolerance, passes)
+
+    def joined(a: State, b: State, n: int, more: int) -> State:
+        squares = _joined_squares((a[3], a[0].exp(), n), (b[3], b[0].exp(), more))
+        return torch.logaddexp(a[0], b[0]), a[1] + b[1], a[2] + b[2], squares
+
+    def settled(sums: State, k: int, where: Where) -> Tensor:
+        mean, error = _divided(sums, k)[0].exp(), (sums[3] / (k * (k - 1))).sqrt()
+        axis = _class_axis_of_rows(class_axis, mean)
+        return classes_settled(mean, error, axis, tolerance=bound, balanced=passes.balanced)
+
+    return Settling(passes.count, joined, settled, _divided)
+
+
+def _settling_mixture(
+    tolerance: float | None, passes: PassOptions, precision: float | Tensor | str | None
+) -> Settling | None:
+    """When the rows of a regression are settled; None without a tolerance."""
+    if tolerance is None:
+        return None
+    bound = _check_tolerance(tolerance, passes)
+
+    def joined(a: State, b: State, n: int, more: int) -> State:
+        return tuple(torch.cat(pair) for pair in zip(a, b, strict=True))
+
+    def settled(parts: State, k: int, where: Where) -> Tensor:
+        outputs = parts[0]
+        variance = parts[1].neg().exp() if len(parts) > 1 else _noise_of_rows(precision, outputs, where)
+        return mixture_settled(outputs, variance, tolerance=bound, balanced=passes.balanced)
+
+    def finished(parts: State, k: int) -> State:  # k passes, each K / k times: the same mixture
+        return tuple(t.repeat(passes.count // k, *[1] * (t.ndim - 1)) if k < passes.count else t for t in parts)
+
+    return Settling(passes.count, joined, settled, finished)
+
+
+def _noise_of_rows(precision: float | Tensor | str | None, outputs: Tensor, where: Where) -> Tensor:
+    """The variance of the noise of these rows, broadcasting to `outputs` (k, n, ...)."""
+    if not isinstance(precision, Tensor):
+        return outputs.new_tensor(0.0 if precision is None else 1 / float(precision))
+    tau = precision.detach().to(outputs)
+    axis = tau.ndim - outputs.ndim + 1
+    if axis == 1 and len(tau) > 1:
+        raise ValueError(
+            f"`precision` must not differ from pass to pass where `tolerance` is given; got {tuple(tau.shape)}. "
+            "Leave `tolerance` out."
+        )
+    if axis >= 0 and tau.shape[axis] > 1:  # one for every row
+        rows = where.rows(outputs.shape[1]).to(tau.device)
+        if int(rows[-1]) >= tau.shape[axis]:
+            raise ValueError(f"`precision` must have one value a row; got {tuple(tau.shape)} for row {int(rows[-1])}.")
+        tau = tau.index_select(axis, rows)
+    return torch.as_tensor(check_precision(tau, outputs)).reciprocal()
+
+
+def _check_tolerance(tolerance: float, passes: PassOptions) -> float:
+    if passes.n_passes is None:
+        raise ValueError(
+            f"`tolerance` needs passes to look at; got tolerance={tolerance!r} with n_passes=None. Give a number of "
+            "passes, or leave `tolerance` out."
+        )
+    return check_number("tolerance", tolerance, above=0)
+
+
+# ------------------------------------------------------------------------------ what a model returns
+
+
+def _class_axis_of_rows(class_axis: int | None, t: Tensor) -> int:
+    """The axis of the classes in (N, ...), where `class_axis` counts the passes too."""
+    return 1 if class_axis is None else class_axis % (t.ndim + 1) - 1
 
 
 def pick(outputs: Any, output: Output) -> Any:
@@ -248,11 +357,11 @@ def _real(what: str, outputs: Any, hint: str = "") -> Tensor:
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
-def _check_finite(outputs: tuple[Tensor, ...], first: int = 0, row: int = 0, *, infinite: bool = False) -> None:
+def _check_finite(outputs: tuple[Tensor, ...], where: Where, *, infinite: bool = False) -> None:
     """Report the pass and row in which the model returned what is no number."""
     for t in outputs:
         bad = t.isnan() if infinite else ~t.isfinite()
         if bool(bad.any()):
             place = bad.nonzero()[0].tolist()
-            value, k, n = float(t[tuple(place)]), place[0] + first, place[1] + row
+            value, k, n = float(t[tuple(place)]), place[0] + where.first, where.row(place[1])
             raise ValueError(f"`model` must return finite numbers; got {value} in pass {k}, row {n}.")

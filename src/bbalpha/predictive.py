@@ -34,6 +34,7 @@ class ClassificationPrediction:
         n_passes: K.
         class_axis: The axis of `log_probs` and `votes` that holds the classes.
         drawn: Whether passes were drawn; where none were asked for, there is no spread, rather than an unknown one.
+        used: How many passes each row had (N,); None if all had K.
 
     >>> probs = torch.tensor([[[0.9, 0.1]], [[0.1, 0.9]]])             # two passes that contradict each other
     >>> p = ClassificationPrediction(probs.mean(0).log(), torch.tensor([0.3251]), torch.tensor([[0.5, 0.5]]), 2)
@@ -47,6 +48,12 @@ class ClassificationPrediction:
     n_passes: int
     class_axis: int = 1
     drawn: bool = True
+    used: Tensor | None = None
+
+    @property
+    def passes_used(self) -> Tensor:
+        """How many passes each row had: K, or fewer where it was settled to a tolerance (N,)."""
+        return _passes_used(self.used, self.log_probs, 0, self.n_passes)
 
     @property
     def probs(self) -> Tensor:
@@ -107,9 +114,10 @@ class RegressionPrediction:
     """A mixture of K Gaussians for every row and output.
 
     Attributes:
-        outputs: The means of the passes (K, N, ...).
+        outputs: The means of the passes (K, N, ...); of a row that had k of them, each K / k times.
         precision: tau, broadcasting to `outputs`; None if the noise is not known.
         drawn: Whether passes were drawn; where none were asked for, there is no spread, rather than an unknown one.
+        used: How many passes each row had (N,), numbers that divide K; None if all had K.
 
     >>> p = RegressionPrediction(torch.tensor([[-1.0], [1.0]]), torch.tensor(100.0))   # two passes, one row
     >>> p.mean, p.epistemic_std, p.aleatoric_std
@@ -121,10 +129,16 @@ class RegressionPrediction:
     outputs: Tensor
     precision: Tensor | None = None
     drawn: bool = True
+    used: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.precision is not None:
             check_precision(self.precision, self.outputs)
+
+    @property
+    def passes_used(self) -> Tensor:
+        """How many passes each row had: K, or fewer where it was settled to a tolerance (N,)."""
+        return _passes_used(self.used, self.outputs, 1, len(self.outputs))
 
     @property
     def mean(self) -> Tensor:
@@ -187,6 +201,11 @@ class RegressionPrediction:
             raise ValueError(f"`q` must be a number between 0 and 1, or several, both ends left out; got {q!r}.")
         if self.precision is None:
             _check_spread("quantile", len(self.outputs), self.drawn)
+        if self.used is not None:
+            whole = self.outputs.new_empty((*levels.shape, *self.outputs.shape[1:]))
+            for rows, part in self._by_passes(self.used):
+                whole.index_copy_(levels.ndim, rows, part.quantile(levels))
+            return whole
         parts = [
             _mixture_quantile(outputs.double().flatten(1), noise.double().sqrt().flatten(1), levels.reshape(-1))
             for outputs, noise, _ in self._blocks(self._variance(), None, copies=max(1, levels.numel()))
@@ -220,7 +239,14 @@ class RegressionPrediction:
         if not bool((factor > 0).all()):
             raise ValueError(f"`scale` must be positive; got {scale}.")
         precision = None if self.precision is None else self.precision / factor.square()
-        return RegressionPrediction(self.outputs * factor + shift, precision, self.drawn)
+        return RegressionPrediction(self.outputs * factor + shift, precision, self.drawn, self.used)
+
+    def _by_passes(self, used: Tensor) -> Iterator[tuple[Tensor, "RegressionPrediction"]]:
+        """Rows that had equally many passes, and their prediction with each pass once."""
+        for k in used.unique().tolist():
+            rows = (used == k).nonzero()[:, 0]
+            tau = None if self.precision is None else self.precision.expand_as(self.outputs)[:k].index_select(1, rows)
+            yield rows, RegressionPrediction(self.outputs[:k].index_select(1, rows), tau)
 
     def _variance(self) -> Tensor:
         """1 / tau, 0 without, as a view of the shape of the outputs (K, N, ...)."""
@@ -271,6 +297,11 @@ def _mixture_quantile(mean: Tensor, std: Tensor, levels: Tensor) -> Tensor:
         if bool((step.abs() <= tolerance).all()):
             break
     return x
+
+
+def _passes_used(used: Tensor | None, t: Tensor, axis: int, n_passes: int) -> Tensor:
+    """(N,), N counted by an axis of `t`."""
+    return torch.full((t.shape[axis],), n_passes, device=t.device) if used is None else used
 
 
 # ------------------------------------------------------------------------------ checks

@@ -9,7 +9,7 @@ from bbalpha._engine import batches
 from bbalpha._engine.batches import PassOptions, collect
 
 
-def joined(groups, start):
+def joined(groups, where):
     return (torch.cat(list(groups)),)
 
 
@@ -60,9 +60,10 @@ def test_rows_times_passes_stay_within_the_budget(batch_size, budget, monkeypatc
 def test_reduce_is_told_its_first_row():
     starts = []
 
-    def reduce(groups, start):
-        starts.append(start)
-        return joined(groups, start)
+    def reduce(groups, where):
+        starts.append(where.start)
+        assert [where.row(j) for j in range(2)] == [where.start, where.start + 1]
+        return joined(groups, where)
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
     collect(model, (torch.randn(n, 2) for n in (3, 4, 5)), PassOptions(n_passes=2, batch_size=2), reduce, row_axis=1)
@@ -72,7 +73,7 @@ def test_reduce_is_told_its_first_row():
 def test_an_error_in_reduce_leaves_the_model_as_it_was():
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).train()
 
-    def reduce(groups, start):
+    def reduce(groups, where):
         next(groups)
         raise KeyError
 

@@ -24,6 +24,7 @@ from bbalpha._engine.inputs import BatchDim, Inputs
 from bbalpha._engine.planning import Masks, Way, find_plan, run_passes
 from bbalpha._engine.running import Plan
 from bbalpha._engine.selection import Sites
+from bbalpha._engine.settling import Settling, Where, run_until_settled
 from bbalpha._engine.shadows import shadowed
 from bbalpha._kernels import draw_seed, pass_seed
 from bbalpha._torch import listened_to, tree_flatten, tree_unflatten
@@ -32,7 +33,7 @@ from bbalpha.checks import check_count, check_flag, check_masks, check_model, ch
 _BUDGET = 2**22  # numbers in one activation: 16 MB of float32
 _PATIENCE = 3.0  # seconds before a progress bar shows
 
-Reduce = Callable[[Iterator[Any], int], tuple[Tensor, ...]]
+Reduce = Callable[[Iterator[Any], Where], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,15 @@ class PassOptions:
         return self.seed is None and self.n_passes is not None
 
 
-def collect(model: nn.Module, x: Any, options: PassOptions, reduce: Reduce, *, row_axis: int) -> tuple[Tensor, ...]:
+def collect(
+    model: nn.Module,
+    x: Any,
+    options: PassOptions,
+    reduce: Reduce,
+    *,
+    row_axis: int,
+    settling: Settling | None = None,
+) -> tuple[Tensor, ...]:
     """What `reduce` makes of the outputs of every batch, joined over the rows.
 
     Args:
@@ -88,11 +97,12 @@ def collect(model: nn.Module, x: Any, options: PassOptions, reduce: Reduce, *, r
         x: What `bbalpha.sample` takes, or an iterable of it (a DataLoader).
         options: How to run.
         reduce: Takes the groups of passes of a batch one by one, each (G, n, ...) or a structure of these, rows behind
-            the passes, and the number of its first row; returns tensors that have the n rows.
+            the passes, and where they belong; returns tensors that have the n rows.
         row_axis: The axis of the rows in what `reduce` returns.
+        settling: None runs all passes of all rows; else `reduce` is called for every stage.
 
     Returns:
-        The tensors of `reduce`, with all N rows.
+        The tensors of `reduce`, with all N rows; with `settling` what that keeps, and how many passes each row had.
     """
     check_model(model)
     if isinstance(x, (str, bytes)) or x is None or isinstance(x, (bool, int, float, complex)):
@@ -105,14 +115,14 @@ def collect(model: nn.Module, x: Any, options: PassOptions, reduce: Reduce, *, r
     with steady(draws=options.draws), torch.no_grad():
         seed = draw_seed(None) if options.draws else options.seed or 0
         try:
-            return _collected(model, x, options, reduce, seed, row_axis, whole)
+            return _collected(model, x, options, reduce, seed, row_axis, whole, settling)
         except _NotOneFunctionError as error:  # what is drawn hangs on the rows of a batch
             if not whole:
                 raise ValueError(
                     '`masks="shared"` cannot be kept from batch to batch: which modules of this model draw depends on '
                     'the rows. Give all rows at once, or use masks="per_example".'
                 ) from error
-            return _collected(model, x, options, reduce, seed, row_axis, whole, together=True)
+            return _collected(model, x, options, reduce, seed, row_axis, whole, settling, together=True)
 
 
 def _collected(
@@ -123,6 +133,7 @@ def _collected(
     base: int,
     axis: int,
     whole: bool,
+    settling: Settling | None,
     together: bool = False,
 ) -> tuple[Tensor, ...]:
     """`collect` of what was checked; `together` runs all rows at once."""
@@ -139,7 +150,14 @@ def _collected(
                 own = rows.count > 0 and options.masks == "per_example"
                 seed = pass_seed(base, rows.count) if own else base
                 witness.begin(options)
-                reduced = reduce(_groups(model, inputs, plan, options, group, chunk, seed, witness), rows.count)
+                passes = _Passes(model, plan, options, reduce, group, chunk * (inputs.rows or 1), witness)
+                if settling is None:
+                    reduced = passes(inputs, options.count, seed, Where(rows.count))
+                else:
+                    may_drop = _may_drop(inputs, plan, options) and not together
+                    reduced = run_until_settled(
+                        inputs, settling, passes, seed=seed, start=rows.count, axis=axis, may_drop=may_drop
+                    )
                 count = _check_rows(reduced, inputs, given, plan, axis)
                 rows.add(reduced, count, total=_total(given, plan) if whole else None)
                 bar.update(count if whole else 0)
@@ -171,7 +189,11 @@ class _Witness:
         if self.now is None:
             return
         self.now.append(drawn)
-        if self.now is not self.first and drawn != self.first[len(self.now) - 1]:
+        if self.now is self.first:
+            return
+        if len(self.now) > len(self.first):  # rows before were settled with fewer passes
+            self.first.append(drawn)
+        elif drawn != self.first[len(self.now) - 1]:
             raise _NotOneFunctionError
 
 
@@ -218,28 +240,49 @@ def _cut(
         yield inputs.narrow(start, min(size, N - start)), group, chunk
 
 
-def _groups(
-    model: nn.Module,
-    inputs: Inputs,
-    plan: Plan,
-    options: PassOptions,
-    group: int,
-    chunk: int,
-    seed: int,
-    witness: _Witness,
-) -> Iterator[Any]:
-    """The outputs of one batch, `group` passes at a time, rows behind the passes."""
-    for first in range(0, options.count, group):
-        count = min(group, options.count - first)
-        own: int | None = pass_seed(seed, first) if first else seed
-        if plan.own and options.seed is None:
-            own = None  # no seed reaches it
-        with _explained(model, inputs):
-            outputs = run_passes(
-                model, inputs, count, masks=options.masks, seed=own, balanced=options.balanced, chunk_size=chunk,
-                evaluation=True, plan=plan, witness=witness,
-            )  # fmt: skip
-        yield outputs if plan.rows is None else _rows_behind_passes(outputs, plan.rows.outputs)
+def _may_drop(inputs: Inputs, plan: Plan, options: PassOptions) -> bool:
+    """Whether some of the rows may be run without the others: where they may be cut, and can be picked."""
+    rows = plan.rows
+    if rows is None or not rows.independent or (options.masks == "shared" and rows.ragged):
+        return False
+    return any(axis is not None for axis in inputs.axes)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Runs passes of a batch, or of the rows that are left of it, and reduces them.
+
+    Attributes:
+        group: How many passes to reduce at a time.
+        calls: Rows times passes to run at a time.
+    """
+
+    model: nn.Module
+    plan: Plan
+    options: PassOptions
+    reduce: Reduce
+    group: int
+    calls: int
+    witness: _Witness
+
+    def __call__(self, inputs: Inputs, n_passes: int, seed: int, where: Where) -> tuple[Tensor, ...]:
+        """What `reduce` makes of so many passes."""
+        return self.reduce(self._groups(inputs, n_passes, seed), where)
+
+    def _groups(self, inputs: Inputs, n_passes: int, seed: int) -> Iterator[Any]:
+        """The outputs, `group` passes at a time, rows behind the passes."""
+        plan, options = self.plan, self.options
+        for first in range(0, n_passes, self.group):
+            own: int | None = pass_seed(seed, first) if first else seed
+            if plan.own and options.seed is None:
+                own = None  # no seed reaches it
+            with _explained(self.model, inputs):
+                outputs = run_passes(
+                    self.model, inputs, min(self.group, n_passes - first), masks=options.masks, seed=own,
+                    balanced=options.balanced, chunk_size=max(1, self.calls // (inputs.rows or 1)), evaluation=True,
+                    plan=plan, witness=self.witness,
+                )  # fmt: skip
+            yield outputs if plan.rows is None else _rows_behind_passes(outputs, plan.rows.outputs)
 
 
 def _rows_behind_passes(outputs: Any, axes: tuple[int | None, ...]) -> Any:
