@@ -301,7 +301,7 @@ def runtime():
     content = timing.load(ROOT / "results/balanced/runtime")
     found = {(way, K): rows for way, K, rows in timing.pairs_of(content["rows"])}
     budget = min(rows[-1]["seconds"] for rows in found.values())
-    at = [t for t in timing.moments(budget) if t < budget][-4:] + [budget]
+    at = [*[t for t in timing.moments(budget) if t < budget][-4:], budget]
     lines = _head("way", "K", "ms a step", *(f"{t / 60:.1f} min" for t in at))
     for (way, K), rows in found.items():
         pace = 1000 * rows[-1]["seconds"] / rows[-1]["n_steps"]

@@ -133,3 +133,118 @@ def test_rows_that_depend_on_each_other_are_told_from_any_input(normalise, x):
     assert torch.allclose(bbalpha.sample(model, later, 3, seed=0), whole, atol=1e-6)
     cut = bbalpha.predict_regression(model, later, n_passes=3, seed=0, batch_size=2).outputs
     assert torch.allclose(cut, whole, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------ an input of length 1 is stretched
+
+
+class Masked(nn.Module):
+    """Attention with a mask (T, T). Where T = 1 its weights hear nothing of it, unless they are not normalised."""
+
+    def __init__(self, out, *, normalised=True, centred=False, twice=False):
+        super().__init__()
+        self.out, self.normalised, self.centred, self.twice = out, normalised, centred, twice
+        self.drop, self.a = nn.Dropout(0.5), nn.Linear(4, 3)
+
+    def forward(self, mask, x):  # (T, T), (N, T, 4)
+        h = self.a(x)
+        h = h - h.mean(0) if self.centred else h
+        weights = (h @ h.mT + mask).softmax(-1) if self.normalised else (h @ h.mT) * mask
+        h = self.drop(weights) @ self.drop(h)
+        h = self.drop((h @ h.mT + mask).softmax(-1)) @ h if self.twice else h
+        return {"tokens": h, "turned": h.transpose(0, 1), "pooled": h.mean(1)}[self.out]
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop, self.a = nn.Dropout(0.5), nn.Linear(4, 1)
+
+    def forward(self, scale, x):  # (1,), (N, 4)
+        return self.a(self.drop(x)) * scale
+
+
+def everything(model, x, batch_dim=0):
+    return [
+        bbalpha.sample(model, x, 3, seed=0, masks="shared", batch_dim=batch_dim),
+        bbalpha.predict_regression(model, x, n_passes=3, seed=0, batch_dim=batch_dim).outputs,
+        bbalpha.predict_regression(model, x, n_passes=3, seed=0, masks="shared", batch_dim=batch_dim).outputs,
+    ]
+
+
+@pytest.mark.parametrize("out", ["tokens", "turned", "pooled"])
+@pytest.mark.parametrize("options", [{}, {"centred": True}, {"twice": True}])
+@pytest.mark.parametrize(("n", "t"), [(1, 1), (3, 1), (5, 1), (12, 1), (1, 3), (3, 3)])
+def test_an_input_that_nobody_hears_of_has_no_rows(n, t, out, options):
+    model = Masked(out, **options).eval()
+    x = {"mask": torch.randn(t, t), "x": torch.randn(n, t, 4)}
+    found, said = everything(model, x), everything(model, x, {"mask": None, "x": 0})
+    for a, b in zip(found, said, strict=True):
+        torch.testing.assert_close(a, b)
+    assert found[1].shape == ((3, n, 3) if out == "pooled" else (3, n, t, 3))
+
+
+@pytest.mark.parametrize("out", ["tokens", "turned", "scaled"])
+@pytest.mark.parametrize("n", [3, 5, 12])
+def test_one_row_that_may_be_something_else_is_refused_beside_other_rows(out, n):
+    if out == "scaled":
+        model, first, x = Scaled(), "scale", {"scale": torch.ones(1), "x": torch.randn(n, 4)}
+    else:
+        model, first, x = Masked(out, normalised=False), "mask", {"mask": torch.ones(1, 1), "x": torch.randn(n, 1, 4)}
+    model.eval()
+    said = {first: None, "x": 0}
+    with pytest.raises(ValueError, match=rf"their lengths are \[1, {n}\], and the output follows more than one"):
+        bbalpha.predict_regression(model, x, n_passes=3)
+    with pytest.raises(ValueError, match="say which inputs have rows with `batch_dim`"):
+        bbalpha.sample(model, x, 3, masks="shared")
+    assert all(n in out.shape[1:3] for out in everything(model, x, said))
+    drawn = bbalpha.sample(model, x, 3, seed=0)  # needs no rows
+    torch.testing.assert_close(drawn, bbalpha.sample(model, x, 3, seed=0, batch_dim=said))
+
+
+def test_one_row_beside_another_input_is_the_row():
+    class Dead(Prototypes):
+        def forward(self, x, prototypes):
+            return super().forward(x * 0 + 1, prototypes)
+
+    x, prototypes = torch.randn(1, 3), torch.randn(7, 3)
+    for model in (Prototypes(), Dead()):
+        assert rows_of(model, (x, prototypes)).axes == (0, None)
+        assert bbalpha.predict_regression(model, (x, prototypes), n_passes=3).outputs.shape == (3, 1, 7)
+    alone = {"scale": torch.ones(1), "x": torch.randn(1, 4)}
+    assert bbalpha.predict_regression(Scaled(), alone, n_passes=3).outputs.shape == (3, 1, 1)
+
+
+def test_one_row_stays_the_row_where_the_other_input_lends_its_length_alone():
+    class Repeated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop, self.a = nn.Dropout(0.5), nn.Linear(4, 3)
+
+        def forward(self, x, steps):  # (N, 4), (T,)
+            return self.a(self.drop(x)).expand(len(steps), -1, -1)  # (T, N, 3)
+
+    for n in (1, 3):
+        x = (torch.randn(n, 4), torch.linspace(0, 1, 7))
+        assert bbalpha.predict_regression(Repeated(), x, n_passes=3).outputs.shape == (3, n, 7, 3)
+
+
+class Alike(Masked):
+    """Rows all come out the same, whatever their numbers are."""
+
+    def forward(self, mask, x):
+        return super().forward(mask, x.sign().abs())
+
+
+@pytest.mark.parametrize("mask_first", [True, False])
+@pytest.mark.parametrize("make", [lambda: Alike("pooled"), lambda: Masked("tokens", normalised=False, twice=True)])
+def test_one_row_needs_no_evidence_of_several_to_share_its_draws(make, mask_first):
+    model, x = make().eval(), {"mask": torch.randn(1, 1), "x": torch.randn(1, 1, 4)}
+    x = x if mask_first else dict(reversed(x.items()))
+    shared = bbalpha.sample(model, x, 3, seed=0, masks="shared")
+    torch.testing.assert_close(shared, bbalpha.sample(model, x, 3, seed=0))
+
+
+def test_where_nobody_hears_of_any_input_nobody_knows_the_rows():
+    with pytest.raises(ValueError, match="the output follows more than one of them"):
+        bbalpha.predict_regression(Alike("turned"), {"mask": torch.randn(1, 1), "x": torch.randn(3, 1, 4)}, n_passes=3)

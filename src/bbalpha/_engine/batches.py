@@ -205,7 +205,14 @@ def _planned(model: nn.Module, inputs: Inputs, options: PassOptions) -> Plan:
     with _explained(model, inputs):
         way: Way = "once" if options.n_passes is None else "auto"
         sites = None if options.n_passes is None else options.sites
-        return find_plan(model, inputs, way, options.masks == "shared", True, sites)
+        plan = find_plan(model, inputs, way, options.masks == "shared", True, sites)
+    if plan.rows is not None and plan.rows.doubtful:
+        raise ValueError(
+            f"`x` must tell which of its inputs have the rows: on axis {inputs.batch_dim} (`batch_dim`) their lengths "
+            f"are {_lengths(inputs)}, and the output follows more than one of them. Say with `batch_dim` which axis of "
+            "which input counts the rows (None for those that have none)."
+        )
+    return plan
 
 
 def _cut(
@@ -309,7 +316,7 @@ def _check_rows(reduced: tuple[Tensor, ...], inputs: Inputs, given: Inputs, plan
     if rows is not None and rows.answers:
         known = [inputs.rows]
     elif given.tensors:  # nobody could tell: any input may have the rows
-        known = [t.shape[given.batch_dim or 0] for t in given.tensors if t.ndim > (given.batch_dim or 0)]
+        known = [*_lengths(given)]
     else:
         known = [came if given.rows is None else given.rows]
     if came not in known:
@@ -318,6 +325,12 @@ def _check_rows(reduced: tuple[Tensor, ...], inputs: Inputs, given: Inputs, plan
             "Say with `batch_dim` which axis of which input counts the rows."
         )
     return came
+
+
+def _lengths(given: Inputs) -> list[int]:
+    """How long every input is on the axis that was named."""
+    axis = given.batch_dim or 0
+    return [t.shape[axis] for t in given.tensors if t.ndim > axis]
 
 
 @contextmanager

@@ -4,6 +4,9 @@ The model is run on a few rows, then on the same rows in another order with one 
 rows. Then, all rows sharing their draws, on every other of the rows: if each row comes out as before, rows do not
 depend on each other, and a large input may be cut. A model that breaks on fewer rows (a graph whose edges name nodes)
 is given more of them instead. Sizes that happen to be equal tell nothing and are not looked at.
+
+One row is the hard case: an axis of length 1 is stretched to whatever it meets, so that more of it may run and mean
+something else than rows. Where another input can claim the rows too, one row has to show more, or nobody knows.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +39,7 @@ class Rows:
         certain: Whether the rows that were tried could show the opposite.
         numbers: How many numbers a row gives.
         fewer: Whether the model can be run on fewer rows, independent or not.
+        doubtful: Whether outputs follow either of two inputs, and nothing tells which of them has the rows.
     """
 
     axes: Axes
@@ -45,6 +49,7 @@ class Rows:
     certain: bool
     numbers: int
     fewer: bool = True
+    doubtful: bool = False
 
     def tried_on(self, inputs: Inputs) -> Inputs:
         """The rows of `inputs` to try something out on."""
@@ -55,6 +60,11 @@ class Rows:
     def answers(self) -> bool:
         """Whether some output has as many rows as the inputs."""
         return any(axis is not None for axis in self.outputs)
+
+    @property
+    def placed(self) -> bool:
+        """Whether every draw has its place."""
+        return all(None not in places for places in self.places.values())
 
     @property
     def ragged(self) -> bool:
@@ -78,11 +88,21 @@ def find_rows(inputs: Inputs, look: Look, attempt: Try) -> Rows | None:
     readings = inputs.readings()
     first = [r for r in readings if r.axes[0] is not None]  # who names one axis for several inputs means the first
     for some in (first, [r for r in readings if r not in first]):
-        for fewer in (True, False):  # on fewer rows, or whole and with rows added
-            seen = _best(some, look, attempt, fewer)
-            if seen is not None and seen.answers:
-                return seen
-            found += [] if seen is None else [seen]
+        seen = _asked(some, look, attempt)
+        if seen is not None and seen.answers:
+            return seen if len(readings) == 1 else _weighed(seen, readings, look, attempt)
+        found += [] if seen is None else [seen]
+    return found[0] if found else None
+
+
+def _asked(readings: list[Inputs], look: Look, attempt: Try) -> Rows | None:
+    """What the best of the readings shows, on fewer rows, or whole and with rows added."""
+    found: list[Rows] = []
+    for fewer in (True, False):
+        seen = _best(readings, look, attempt, fewer)
+        if seen is not None and seen.answers:
+            return seen
+        found += [] if seen is None else [seen]
     return found[0] if found else None
 
 
@@ -196,6 +216,99 @@ def _orders(places: Places, most: int = 16) -> Iterator[Places]:
             home: tuple(p if p is None or p.fold <= 1 else replace(p, rows_first=order[home]) for p in ps)
             for home, ps in places.items()
         }
+
+
+# ------------------------------------------------------------------------------ one row beside other inputs
+
+
+def _weighed(seen: Rows, readings: list[Inputs], look: Look, attempt: Try) -> Rows:
+    """`seen`; if it is of one row, which may have been stretched, the reading with the better claim, or doubt."""
+    reading = next(r for r in readings if r.axes == seen.axes)
+    if reading.rows != 1:
+        return seen
+    if not seen.placed:  # other inputs of one row mean the same row, where the outputs look the same by it
+        ones = (_evidence(a_few(r), look, attempt, True) for r in readings if r.rows == 1)
+        placed = [one for one in ones if one is not None and one.answers and one.placed]
+        output = look(reading, 0).output
+        seen = next((one for one in placed if _same_layout(seen, one, output)), seen)
+        reading = replace(reading, axes=seen.axes)
+    apart = [r for r in readings if all(None in pair for pair in zip(r.axes, seen.axes, strict=True))]
+    return _contested(seen, reading, apart, look, attempt) if apart else seen
+
+
+def _contested(seen: Rows, reading: Inputs, apart: list[Inputs], look: Look, attempt: Try) -> Rows:
+    """Who has the rows: `seen`, where `reading` has one of them, or one of the readings of other inputs; or doubt."""
+    stretched = _stretched(reading, look)
+    if reading.batch_dim in seen.outputs and not stretched:
+        return seen
+    mute = stretched and _mute(reading, look)  # dead units make rows mute too: that alone takes them from nobody
+    for some in ([r for r in apart if r.rows != 1], [r for r in apart if r.rows == 1]):
+        other = _asked(some, look, attempt)
+        if other is None or not other.answers:
+            continue
+        other_mute = _mute(replace(reading, axes=other.axes), look)
+        if other_mute and not stretched:
+            continue
+        if mute and not other_mute:
+            return other
+        if some[0].rows != 1 or not _same_layout(seen, other, look(reading, 0).output):
+            nowhere = (None,) * len(seen.outputs)
+            return Rows(seen.axes, nowhere, {}, False, True, seen.numbers, fewer=False, doubtful=True)
+    return seen
+
+
+def _mute(reading: Inputs, look: Look, tries: int = 8) -> bool:
+    """Whether no output hears of the rows: very different numbers in them change nothing, whatever is drawn."""
+    few = a_few(reading)
+    rows = [t for t, axis in zip(few.tensors, few.axes, strict=True) if axis is not None]
+    if not all(t.is_floating_point() for t in rows):  # whole numbers may name something and cannot be changed at will
+        return False
+    changed = few.map(lambda t, _: _other_numbers(t))
+    for seed in range(tries):  # one draw may have dropped what the rows do
+        one, other = _looked(few, look, seed), _looked(changed, look, seed)
+        if one is None or other is None or not _unchanged(one.output, other.output):
+            return False
+    return True
+
+
+def _stretched(reading: Inputs, look: Look) -> bool:
+    """Whether one row meets an axis of length 1 in another input: were that longer, there could not be more rows."""
+    once_more = torch.zeros(2, dtype=torch.long)
+    for i, t in enumerate(reading.tensors):
+        for axis in (a for a in range(t.ndim) if reading.axes[i] is None and t.shape[a] == 1):
+            alone = tuple(axis if j == i else None for j in range(len(reading.axes)))
+            longer = replace(replace(reading, axes=alone).select(once_more), axes=reading.axes)
+            if _looked(longer, look) is not None and _looked(a_few(longer), look) is None:
+                return True
+    return False
+
+
+def _looked(some: Inputs, look: Look, seed: int = 0) -> Trace | None:
+    """A pass; None if the model fails on such inputs."""
+    try:
+        return look(some, seed)
+    except Exception as error:  # noqa: BLE001 - as in _evidence
+        heed_interrupt(error)
+        return None
+
+
+def _other_numbers(t: Tensor) -> Tensor:
+    size = float(t.detach().float().nan_to_num(0.0, 0.0, 0.0).abs().amax()) if t.numel() else 0.0
+    return t + (1.0 + size) * torch.randn(t.shape, generator=torch.Generator().manual_seed(0)).to(t)
+
+
+def _unchanged(one: Any, other: Any) -> bool:
+    a, b = ([t for t in tree_flatten(o)[0] if isinstance(t, Tensor)] for o in (one, other))
+    return len(a) == len(b) and all(near(s, t) for s, t in zip(a, b, strict=True))
+
+
+def _same_layout(seen: Rows, other: Rows, output: Any) -> bool:
+    """Whether outputs of one row look the same with the row first, wherever it is."""
+    tensors = [t for t in tree_flatten(output)[0] if isinstance(t, Tensor)]
+    return all(
+        a == b or (a is not None and b is not None and t.movedim(a, 0).shape == t.movedim(b, 0).shape)
+        for t, a, b in zip(tensors, seen.outputs, other.outputs, strict=True)
+    )
 
 
 # ------------------------------------------------------------------------------ comparing
