@@ -289,7 +289,7 @@ def uci():
         better, worse = better + (change < -2 * error), worse + (change > 2 * error)
         cells = [str(len(splits)), *(f"{fmean(n):.3f}" for n in nll), f"{change:+.3f} ± {error:.3f}"]
         lines.append(f"| {dataset} | " + " | ".join(cells) + f" | {cover[0]:.1f}, {cover[1]:.1f} |")
-    told = f"Better by more than two standard errors on {better} sets, worse on {worse}. "
+    told = f"Better by more than two standard errors: {better} of the sets; worse: {worse}. "
     return "\n".join(lines) + (
         "\n\nSame hyper-parameters, seeds and splits; differences are paired. " + told + "Made by "
         f"`bbalpha reproduce regression --methods bbalpha-balanced` with torch {content['versions']['torch']}."
