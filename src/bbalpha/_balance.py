@@ -9,7 +9,7 @@ dropout; units, rows and sites draw by themselves, so the order of the passes di
     table.fill(out, words, first=0)                             # (10, units) int8, positive where a unit is kept
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -22,6 +22,7 @@ PER_WORD = 4  # units that 64 random bits are enough for
 LARGEST = 128  # passes that are balanced together
 LEAST_RATE = 2**-10  # a table is too coarse for smaller rates, and for those as near to 1
 _BITS = 7  # passes in a byte, whose sign is left alone: what is kept is positive
+FEW = 2 * _BITS  # passes that `Patterns.factors` has
 _BLOCK = 2**16  # units looked up at a time: what is in between stays in the cache
 
 Planes = dict[int, Tensor]  # what was looked up, by plane
@@ -36,12 +37,14 @@ class Patterns:
         planes: Bit k % 7 of planes[k // 7][i] says whether pattern i keeps a unit in pass k; ceil(K / 7) of (2^16,).
         bits: bits[a, b] are the bits of the passes a to b of a plane (b - a, 1) int8.
         scale: One over the share of units that every pass keeps.
+        few: What `factors` needs, by the number of passes and their type; made when it is asked for.
     """
 
     n_passes: int
     planes: tuple[Tensor, ...]
     bits: dict[tuple[int, int], Tensor]
     scale: float
+    few: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
     def fill(self, out: Tensor, words: Tensor, *, first: int, seen: Planes | None = None) -> None:
         """Write what is positive where a unit is kept to `out` (..., count, units), for the passes from `first` on.
@@ -60,12 +63,17 @@ class Patterns:
             part = slice(start, min(units, start + _BLOCK))
             self._fill(out[:, part], words[start // PER_WORD : part.stop // PER_WORD], first, None)
 
-    def few(self, words: Tensor, *, first: int, count: int) -> Tensor | None:
-        """What `fill` would write for one row of words (count, units), where one plane has it all; None otherwise."""
-        plane, start = divmod(first, _BITS)
-        if start + count > _BITS:
-            return None
-        return self.planes[plane].index_select(0, _indices(words)).bitwise_and(self.bits[start, start + count])
+    def factors(self, words: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        """The first passes, at most 14, as numbers to multiply with, 0 or the scale (count, units): in three steps."""
+        known = self.few.get((count, dtype))
+        if known is None:
+            both = self.planes[0].to(torch.int16)
+            if len(self.planes) > 1:
+                both = both + (self.planes[1].to(torch.int16) << _BITS)
+            bits = torch.tensor([[1 << k] for k in range(count)], dtype=torch.int16, device=both.device)
+            known = self.few[count, dtype] = both, bits, self.scale / bits.to(dtype)  # powers of 2: nothing is lost
+        both, bits, weights = known
+        return both.index_select(0, _indices(words)).bitwise_and(bits).mul(weights)
 
     def _fill(self, out: Tensor, words: Tensor, first: int, seen: Planes | None) -> None:
         last, index = first + out.shape[-2], None

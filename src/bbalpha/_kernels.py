@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from bbalpha._balance import (
+    FEW,
     PER_WORD,
     Memo,
     Patterns,
@@ -110,9 +111,6 @@ class Noise:
         return self.values, self.threshold, self.scale
 
 
-_FEW = 2**12  # words whose masks are made in fewer steps
-
-
 class Passes:
     """`count` passes from `first` on, and the one place where their noise is drawn.
 
@@ -191,12 +189,14 @@ class Passes:
         if not balanced:
             return draw_noise(self.generators, sites, self.device, factors)
         spans = [-(-math.prod(shape) // PER_WORD) for shape, _ in sites]
-        values, threshold, scale = self._units(balanced, sum(spans), rate), None, balanced[0][1].scale
-        if factors is None:
-            threshold = 0
+        threshold, table = None, balanced[0][1]
+        if factors is not None and self.count == self.together <= FEW:
+            values = table.factors(self._read(0, sum(spans), rate)[0], self.count, factors)
         else:
-            values = _factors(values > 0, scale, factors)
-        noises, at = [], 0
+            values = self._units(balanced, sum(spans), rate)
+            threshold = 0 if factors is None else None
+            values = values if factors is None else _factors(values > 0, table.scale, factors)
+        noises, at, scale = [], 0, table.scale
         for span, (shape, _) in zip(spans, sites, strict=True):
             noises.append(Noise(_part(values, at, shape), threshold, scale))
             at += PER_WORD * span
@@ -210,10 +210,6 @@ class Passes:
             if low >= high:
                 continue
             words, seen = self._read(group, span, rate)
-            if high - low == self.count and seen is None and span <= _FEW:
-                few = table.few(words, first=low - start, count=self.count)
-                if few is not None:
-                    return few
             if units is None:
                 units = torch.empty((self.count, PER_WORD * span), dtype=torch.int8, device=self.device)
             table.fill(units[low - self.first : high - self.first], words, first=low - start, seen=seen)
