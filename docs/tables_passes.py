@@ -1,13 +1,10 @@
-"""Tables of docs/passes.md and a sentence of README, from results/passes.json, regression/ and balanced/runtime/."""
+"""Tables of docs/passes.md and a sentence of README, from results/passes*.json and regression/."""
 
 from math import log10
 from pathlib import Path
 from statistics import fmean, median, stdev
 
-from tables_mnist import after
-
 from bbalpha.experiments import results
-from bbalpha.experiments import runtime as timing
 from bbalpha.experiments.regression import DATASETS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -296,20 +293,20 @@ def uci():
     )
 
 
-def runtime():
-    """Log-likelihood of MNIST against training time, balanced and independent."""
-    content = timing.load(ROOT / "results/balanced/runtime")
-    found = {(way, K): rows for way, K, rows in timing.pairs_of(content["rows"])}
-    budget = min(rows[-1]["seconds"] for rows in found.values())
-    at = [*[t for t in timing.moments(budget) if t < budget][-4:], budget]
-    lines = _head("way", "K", "ms a step", *(f"{t / 60:.1f} min" for t in at))
-    for (way, K), rows in found.items():
-        pace = 1000 * rows[-1]["seconds"] / rows[-1]["n_steps"]
-        scores = " | ".join(f"{after(rows, t):.0f}" for t in at)
-        lines.append(f"| {way} | {K} | {pace:.0f} | {scores} |")
+def training():
+    """MNIST trained with balanced and with independent passes, step for step."""
+    content = results.read(ROOT / "results/passes_training.json")
+    lines = _head("K", "log-likelihood, independent", "balanced", "difference", "accuracy, %")
+    for K in dict.fromkeys(r["n_passes"] for r in content["rows"]):
+        ways = [[r for r in content["rows"] if (r["n_passes"], r["balanced"]) == (K, b)] for b in (False, True)]
+        found = [[r["total_log_likelihood"] for r in way] for way in ways]
+        change, error = _mean_error([b - a for a, b in zip(*found, strict=True)])
+        right = ", ".join(f"{100 * fmean(r['accuracy'] for r in way):.2f}" for way in ways)
+        means = " | ".join(f"{fmean(values):.0f}" for values in found)
+        lines.append(f"| {K} | {means} | {change:+.0f} ± {error:.0f} | {right} |")
     return "\n".join(lines) + (
-        "\n\nTest log-likelihood of the 10,000 digits, 4 x 1024, alpha = 1, one network each. Made by "
-        f"`{content['command']}` with torch {content['versions']['torch']}."
+        f"\n\nMade by `{content['command']}` with torch {content['versions']['torch']}, "
+        f"{content['settings']['seeds']} seeds; differences are paired."
     )
 
 

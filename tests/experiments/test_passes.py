@@ -106,3 +106,18 @@ def test_passes_are_measured_by_a_command(tmp_path, monkeypatch):
     for table in ("errors", "by_passes", "equal", "gradients", "spread", "unsure", "bias", "last_layer"):
         assert "digits MLP, 0.5" in getattr(tables_passes, table)()
     assert "of the 120 ratios" in tables_passes.worst()
+
+
+def test_training_with_either_kind_of_passes_is_measured(data_dir, tmp_path):
+    command = [sys.executable, "benchmarks/passes_training.py", "--quick", "--out", str(tmp_path / "found.json")]
+    subprocess.run(command, cwd=ROOT, check=True)
+    found = results.read(tmp_path / "found.json")
+    assert [r["balanced"] for r in found["rows"]] == [False, True]
+    assert found["rows"][0]["total_log_likelihood"] != found["rows"][1]["total_log_likelihood"]
+
+
+def test_differences_of_splits_are_paired():
+    rows = [{"method": m, "alpha": a, "split": s} for m in ("bbalpha", "gbm") for a in (0.0, 0.5) for s in (0, 1)]
+    assert set(tables_passes._by_split({"rows": rows}, "bbalpha")) == {0, 1}
+    assert tables_passes._mean_error([1.0, 3.0]) == (2.0, pytest.approx(1.0))
+    assert tables_passes._mean_error([1.0]) == (1.0, 0.0)
