@@ -2,8 +2,8 @@
 
     python benchmarks/passes_training.py
 
-10,000 MNIST digits, two layers of 100 units, dropout 0.5, alpha = 0.5: the same network, order and number of steps, K = 2, 4
-and 10, and the log-likelihood of all 10,000 test digits under 100 passes. Nothing is chosen here.
+10,000 MNIST digits, two layers of 100 units, dropout 0.5, alpha = 0.5: the same network, order and number of steps
+with 2, 4 and 10 passes, and the log-likelihood of all 10,000 test digits under 100 passes. Nothing is chosen here.
 """
 
 import argparse
