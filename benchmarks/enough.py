@@ -155,12 +155,13 @@ def run(some: list[Problem], config: Config, reference: int | None = None) -> li
     rows: list[dict[str, object]] = []
     for problem in some:
         full, found, seconds = predictions(problem, config)
+        near = None if reference is None else within(problem, found, reference)
         for way in (None, *config.tolerances):
             record = {"dataset": problem.name, "tolerance": way, "n_rows": len(problem.x)}
             ratio = min(seconds[way]) / min(seconds[None])
             rows.append(record | compared(problem, full, found[way]) | {"ratio": round(ratio, 3)})
-            if reference is not None and way is not None:
-                rows[-1]["within"] = within(problem, found[way], way, reference)
+            if near is not None and way is not None:
+                rows[-1]["within"] = near[way]
         gone = gone_on(problem, config)
         for row in rows[-len(config.tolerances) :]:
             row |= gone[row["tolerance"]]
@@ -182,12 +183,15 @@ def predictions(problem: Problem, config: Config) -> tuple[list[Any], dict[Way, 
     return full, found, seconds
 
 
-def within(problem: Problem, found: list[Any], tolerance: float, reference: int) -> float:
+def within(problem: Problem, found: dict[Way, list[Any]], reference: int) -> dict[Way, float]:
     """Share of the rows whose probabilities, or mean and ends, are as near to those of many passes as was asked."""
     many = problem.predict(n_passes=reference, seed=12345)
-    unit = 1.0 if problem.precision is None else many.std
-    off = [((problem.answer(p) - problem.answer(many)) / unit).abs().flatten(2).amax((0, 2)) for p in found]
-    return round(fmean(float((o <= tolerance).double().mean()) for o in off), 4)
+    right, unit = problem.answer(many), 1.0 if problem.precision is None else many.std
+    shares = {}
+    for way, several in found.items():
+        off = [((problem.answer(p) - right) / unit).abs().flatten(2).amax((0, 2)) for p in several]
+        shares[way] = round(fmean(float((o <= (way or 0.0)).double().mean()) for o in off), 4)
+    return shares
 
 
 def gone_on(problem: Problem, config: Config) -> dict[Way, dict[str, float]]:
@@ -234,9 +238,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    start, config = time.perf_counter(), Config()
+    start, config = time.perf_counter(), Config(uci_seeds=5) if args.choose else Config()
     name, option = ("enough_chosen", " --choose") if args.choose else ("enough", "")
-    rows = run(chosen_on(config), config, 2000) if args.choose else run(problems(config), config)
+    rows = run(chosen_on(config), config, 1000) if args.choose else run(problems(config), config)
     out, command = args.out or Path(f"results/{name}.json"), f"python benchmarks/enough.py{option}"
     results.write(out, command=command, seed=config.seed, seconds=time.perf_counter() - start, rows=rows)
 

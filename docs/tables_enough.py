@@ -42,7 +42,7 @@ def _met(fine):
 
 
 def _percent(r, key="same_decisions"):
-    return f"{100 * r[key]:.2f} %" if key in r else ""
+    return f"{100 * r[key]:.2f} %"
 
 
 def _table(name):
