@@ -2,11 +2,13 @@
 
 import random
 import threading
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 import torch
 
+from bbalpha._engine import guards
 from bbalpha._engine.guards import Foreign, eager, forked_generators, seed_generators, steady
 from bbalpha._kernels import draw_seed
 
@@ -88,7 +90,14 @@ def test_steady_completes_what_an_interrupted_context_left_behind():
     assert torch._C._functorch.maybe_current_level() is None
 
 
-def test_compiled_code_is_compiled_again_after_the_last_thread_has_left():
+def test_compiled_code_is_compiled_again_after_the_last_thread_has_left(monkeypatch):
+    monkeypatch.setattr(guards, "_eager_now", set())  # whatever tests of interrupts in this process have left behind
+    monkeypatch.setattr(guards, "_eager_setting", ExitStack())
+    with torch.compiler.set_stance("default"):
+        compiled_when_all_have_left()
+
+
+def compiled_when_all_have_left():
     calls = []
 
     def backend(graph, _):

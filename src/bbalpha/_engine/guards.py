@@ -87,7 +87,7 @@ def _undraw(before: Tensor) -> None:
 
 
 _EAGER = threading.Lock()
-_eager_now = [0]  # how many are inside
+_eager_now: set[object] = set()  # who is inside
 _eager_setting = ExitStack()
 
 
@@ -100,16 +100,17 @@ def eager() -> Iterator[None]:
     if not compiler_loaded():
         yield
         return
-    with _EAGER:
-        if not _eager_now[0]:
-            _eager_setting.enter_context(torch.compiler.set_stance("force_eager"))
-        _eager_now[0] += 1
-    try:
+    me = object()
+    try:  # an interrupt on the way in leaves nobody inside
+        with _EAGER:
+            if not _eager_now:
+                _eager_setting.enter_context(torch.compiler.set_stance("force_eager"))
+            _eager_now.add(me)
         yield
     finally:
         with _EAGER:
-            _eager_now[0] -= 1
-            if not _eager_now[0]:
+            _eager_now.discard(me)
+            if not _eager_now:
                 _eager_setting.close()
 
 
