@@ -367,26 +367,27 @@ def learned_rate(n):
     net[1].weight.requires_grad_(False).fill_(0.5)
     y = net[1](x) + torch.randn(n, 1)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
-    for _ in range(150):
+    rates = []
+    for _ in range(200):
         loss = bbalpha.gaussian_nll(sample(net, x, 64), y, alpha=0.0, precision=1.0)
         loss = loss + prior_kl(net, length_scale=0.5, n_data=n)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        rates.append(net[0].rate.item())
 
     def energy(p):  # the terms of the free energy in which the rate is: likelihood, prior, entropy of the masks
         entropy = -p * math.log(p) - (1 - p) * math.log(1 - p)
         return float(x.square().sum()) * 0.25 / 2 * p / (1 - p) + 0.25 * 1.0 / (2 * (1 - p)) - 4 * entropy
 
     best = optimize.minimize_scalar(energy, bounds=(1e-4, 0.9), method="bounded").x
-    return net[0].rate.item(), best
+    return sum(rates[-100:]) / 100, best  # a single step is noisy
 
 
 def test_the_learned_rate_falls_as_data_grow():
     (few, want_few), (some, want_some), (many, want_many) = (learned_rate(n) for n in (2, 8, 20))
     assert few > some > many
-    # the masks are relaxed, and the last step is noisy: 0.059 to 0.076 for the third, whatever the draws
-    assert (few, some, many) == pytest.approx((want_few, want_some, want_many), rel=0.4)
+    assert (few, some, many) == pytest.approx((want_few, want_some, want_many), rel=0.2)  # the masks are relaxed
 
 
 def line(n=20):
