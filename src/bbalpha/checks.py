@@ -233,9 +233,17 @@ def check_any_seed(seed: Any) -> int | None:
 
 
 def _noise(name: str, value: Any) -> Any:
-    if value not in ("constant", "heteroscedastic"):
-        raise ValueError(f'`{name}` must be "constant" or "heteroscedastic"; got {value!r}.')
+    if value not in ("auto", "constant", "heteroscedastic", "student"):
+        raise ValueError(f'`{name}` must be "auto", "constant", "heteroscedastic" or "student"; got {value!r}.')
     return value
+
+
+def _budget(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        if value not in ("quick", "standard", "thorough"):
+            raise ValueError(f'`{name}` must be "quick", "standard", "thorough" or seconds; got {value!r}.')
+        return value
+    return check_number(name, value, above=0)
 
 
 def _seed_of_64_bits(name: str, value: Any) -> int:
@@ -260,6 +268,7 @@ RULES: dict[str, Callable[[str, Any], Any]] = {
     "length_scale": partial(check_number, least=0),
     "learning_rate": partial(check_number, above=0),
     "noise": _noise,
+    "budget": _budget,
     "seed": _seed_of_64_bits,
     "hidden_layer_sizes": check_widths,
     "n_passes": check_count,
@@ -267,6 +276,7 @@ RULES: dict[str, Callable[[str, Any], Any]] = {
     "n_validation_passes": check_count,
     "epochs": check_count,
     "batch_size": check_count,
+    "epoch_rows": check_count,
     "patience": check_count,
     "n_ensemble": partial(check_count, most=2**10),
     "validation_fraction": check_share,

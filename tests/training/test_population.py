@@ -242,7 +242,7 @@ def test_errors():
     x, y = table()
     with pytest.raises(ValueError, match="at least one Member"):
         fit_population(x, y, [], epochs=1)
-    with pytest.raises(ValueError, match="one of gaussian, heteroscedastic, categorical; got 'poisson'"):
+    with pytest.raises(ValueError, match="one of gaussian, heteroscedastic, student, categorical; got 'poisson'"):
         fit_population(x, y, MIXED, epochs=1, likelihood="poisson")
     with pytest.raises(ValueError, match="at least one training row"):
         fit_population(x, y, [Member(train=[0, 1])], epochs=1, sample_weight=torch.tensor([0.0, 0.0, *[1.0] * 148]))

@@ -2,10 +2,12 @@
 
 import copy
 import os
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -17,17 +19,29 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 from bbalpha._torch import buffers, children, copied, own_parameters
 from bbalpha.checkpoint import build, describe, read_folder, write_folder
 from bbalpha.checks import RULES, check_count, check_settings
-from bbalpha.estimators.choices import best_candidate, candidates, duration, held_out_share, train_together
+from bbalpha.estimators.choices import (
+    best_candidate,
+    candidates,
+    duration,
+    effort_of,
+    held_out_share,
+    is_auto,
+    train_together,
+)
+from bbalpha.estimators.race import Candidate, Expert, Race, deal
 from bbalpha.training.bank import Likelihood, initial_network, standardiser
 from bbalpha.training.fitting import cosine, fit
 
 Array = NDArray[Any]
 Module = nn.Module | Callable[[int, int], nn.Module]
 _OPTIONAL = ("dropout", "input_dropout", "epochs", "batch_size", "n_ensemble", "validation_fraction", "patience")
+FEW = 2000  # rows up to which one thread is quicker than two
+_CHOSEN = ("alpha", "hidden_layer_sizes", "dropout", "input_dropout", "length_scale")  # may be "auto"
 
 
 def keep_arguments(estimator: Any, given: Mapping[str, Any]) -> None:
@@ -41,11 +55,11 @@ class WholeFit(BaseEstimator, ABC):
     # all that a fit may set: what one of them does not set is not left over from another
     _fitted_names: ClassVar[tuple[str, ...]] = ("n_features_in_", "feature_names_in_", "seed_")
 
-    def _fit_whole(self, X: Any, y: Any, sample_weight: Any) -> Self:
+    def _fit_whole(self, X: Any, y: Any, sample_weight: Any, **more: Any) -> Self:
         """Fit another of this kind with the same settings, checked, and take over what it has learnt."""
         other = type(self).__new__(type(self))
         other.__dict__.update(self._unfitted() | self._checked())
-        other._fit(X, y, sample_weight)
+        other._fit(X, y, sample_weight, **more)
         learnt = {name: value for name, value in vars(other).items() if name in self._fitted_names}
         self.__dict__ = self._unfitted() | learnt  # one step: an interrupt comes before it or after it
         return self
@@ -55,10 +69,12 @@ class WholeFit(BaseEstimator, ABC):
 
     def _checked(self) -> dict[str, Any]:
         """The settings that have a rule, as Python's own numbers."""
-        return check_settings({k: v for k, v in vars(self).items() if k in RULES}, optional=_OPTIONAL)
+        left = {k for k in _CHOSEN if k in vars(self) and isinstance(vars(self)[k], str) and vars(self)[k] == "auto"}
+        given = {k: v for k, v in vars(self).items() if k in RULES and k not in left}
+        return check_settings(given, optional=_OPTIONAL)
 
     @abstractmethod
-    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
+    def _fit(self, X: Any, y: Any, sample_weight: Any, **more: Any) -> None:
         """Set all fitted attributes."""
 
 
@@ -67,7 +83,7 @@ class DropoutEstimator(WholeFit):
 
     _fitted_names = (
         *WholeFit._fitted_names, "networks_", "objectives_", "uses_module_", "x_mean_", "x_scale_", "dropout_",
-        "input_dropout_", "validation_curves_", "n_iter_",
+        "input_dropout_", "validation_curves_", "n_iter_", "shares_", "trials_", "scores_",
     )  # fmt: skip
     networks_: list[nn.Module]
     objectives_: list[Any]
@@ -77,13 +93,61 @@ class DropoutEstimator(WholeFit):
             raise ValueError(f"`module` must be an nn.Module or a function that makes one; got {self.module!r}.")
         return super()._checked()
 
+    def _automatic(self) -> bool:
+        """Whether anything of the network is left to the race."""
+        return self.module is None and (is_auto(self.hidden_layer_sizes) or getattr(self, "noise", "") == "auto")
+
+    def _scale(self, X: Array, weight: Array | None) -> Tensor:
+        """Fit the scalers of X; standardised rows (N, F)."""
+        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 2**10))
+        self.x_mean_, self.x_scale_ = standardiser(X, partial(np.average, axis=0, weights=weight))
+        return torch.as_tensor((X - self.x_mean_) / self.x_scale_, dtype=torch.float32)
+
+    def _race(
+        self, x: Tensor, targets: dict[bool, Tensor], shifts: dict[bool, Array], weight: Array | None,
+        groups: Array | None, grid: list[Candidate],
+    ) -> list[Expert]:  # fmt: skip
+        """Choose among the candidates in `grid` and combine the winners, as `Race` has it."""
+        self.uses_module_ = False
+        effort = effort_of(self.budget)
+        n_folds = self.n_ensemble or (round(1 / self.validation_fraction) if self.validation_fraction else 0)
+        n_folds = n_folds or effort.n_networks
+        n_units = len(x) if groups is None else len(np.unique(groups))
+        effort = replace(effort, n_networks=max(2, min(n_folds, n_units)))
+        folds = deal(len(x), effort.n_networks, self.seed_, groups)
+        tell = partial(tqdm.write, file=sys.stderr) if self.verbose else lambda text: None
+        with one_thread():
+            race = Race(x, targets, shifts, weight, folds, effort, self, self._score(x, targets), self.seed_, tell)
+            if not isinstance(self.budget, str):
+                race.fit_into(float(self.budget), grid)
+            experts, self.shares_ = race.run(grid)
+        self.networks_ = [e.network for e in experts]
+        self.validation_curves_ = [e.curve for e in experts]
+        self.n_iter_ = max(len(e.curve) for e in experts)
+        best = experts[int(self.shares_.argmax())].candidate
+        self.dropout_, self.input_dropout_ = best.dropout, best.input_dropout
+        self.trials_ = [trial.told() for trial in race.trials]
+        return experts
+
+    def summary(self) -> str:
+        """What was tried and how it fared, as a table: held-out NLL a row after the heats and the final, and weight."""
+        check_is_fitted(self)
+        head = f"{type(self).__name__}: {len(self.networks_)} networks"
+        if not self.trials_:
+            return f"{head} of one kind; nothing was left to choose but dropout ({self.dropout_:.3f})."
+        rows = sorted(self.trials_, key=lambda t: (-t["weight"], np.nan_to_num(t["final_nll"], nan=np.inf), t["nll"]))
+        lines = [f"{'candidate':<66} {'heats':>9} {'final':>9} {'weight':>7}"]
+        for t in rows:
+            cells = [f"{t[k]:9.3f}" if np.isfinite(t[k]) else " " * 8 + "-" for k in ("nll", "final_nll")]
+            lines.append(f"{t['candidate']:<66} {' '.join(cells)} {t['weight']:7.2f}")
+        return "\n".join([f"{head}, held-out NLL a row:", *lines])
+
     def _train(self, X: Array, target: Tensor, weight: Array | None) -> None:
         """Fit scalers of X and the networks to standardised rows."""
-        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 2**10))
         if weight is not None:
             X, target, weight = X[weight > 0], target[torch.as_tensor(weight > 0)], weight[weight > 0]
-        self.x_mean_, self.x_scale_ = standardiser(X, partial(np.average, axis=0, weights=weight))
-        x = torch.as_tensor((X - self.x_mean_) / self.x_scale_, dtype=torch.float32)
+        x = self._scale(X, weight)
+        self.trials_, self.scores_ = [], None
         members = candidates(self, np.arange(len(x)), self.seed_, alpha=self.alpha)
         self.dropout_, self.input_dropout_ = members[0, 0].dropout, members[0, 0].input_dropout
         self.uses_module_ = self.module is not None
@@ -95,6 +159,7 @@ class DropoutEstimator(WholeFit):
         blind = any(len(curve) and not np.isfinite(curve).any() for curve in self.validation_curves_)
         if blind or not all(map(settled, self.networks_, self.objectives_)):
             raise diverged(self)
+        self.shares_ = np.full(len(self.networks_), 1 / len(self.networks_))
 
     def _train_apart(self, data: tuple[Tensor, ...], seeds: Sequence[int]) -> None:
         """Networks of any kind, one after the other."""
@@ -151,6 +216,10 @@ class DropoutEstimator(WholeFit):
         """A fresh objective."""
 
     @abstractmethod
+    def _score(self, x: Tensor, targets: dict[bool, Tensor]) -> Callable[[Expert], Array]:
+        """Log-density of its held-out rows under an expert (n,)."""
+
+    @abstractmethod
     def _likelihood(self) -> Likelihood:
         """As a population has it."""
 
@@ -162,15 +231,10 @@ class DropoutEstimator(WholeFit):
     def _standardised(self, X: Array) -> Tensor:
         return torch.as_tensor((X - self.x_mean_) / self.x_scale_)
 
-    def _predictors(self) -> list[nn.Module]:
-        """The networks as they predict; ours in double precision, where a row's result cannot depend on its batch."""
-        if self.uses_module_:
-            return self.networks_
-        return [in_double(network) for network in self.networks_]
-
-    def _passes(self) -> int:
-        """Passes of each network, so that all together give `n_predict_passes`."""
-        return max(2, -(-check_count("n_predict_passes", self.n_predict_passes) // len(self.networks_)))
+    def _passes(self) -> list[int]:
+        """Passes of each network, by its share, so that all together give about `n_predict_passes`; 2 at least."""
+        total = check_count("n_predict_passes", self.n_predict_passes)
+        return [max(2, int(np.ceil(total * share - 1e-9))) for share in self.shares_]
 
     def __sklearn_is_fitted__(self) -> bool:
         return "networks_" in vars(self)
@@ -196,9 +260,13 @@ class DropoutEstimator(WholeFit):
         if content["kind"] != cls.__name__:
             raise ValueError(f"`path` must hold a {cls.__name__}; {str(path)!r} holds a {content['kind']}.")
         with _whole(path):
-            unbalanced = {"balanced": False}  # as folders were that do not say
+            # as folders were that do not say
+            unbalanced: dict[str, Any] = {"balanced": False}
             model = cls(**(unbalanced | _array(content["params"])), module=module)
-            older = {"uses_module_": module is not None, "noise_": getattr(model, "noise", None)}  # folders lack these
+            # folders written before lack these
+            even = np.full(len(content["networks"]), 1 / max(1, len(content["networks"])))
+            older = {"uses_module_": module is not None, "noise_": getattr(model, "noise", None), "shares_": even}
+            older |= {"trials_": (), "scores_": None, "heavy_": np.zeros(len(even), bool), "log_target_": False}
             older = {name: value for name, value in older.items() if name in cls._fitted_names}
             model.__dict__.update({**older, **_array(content["fitted"])})
             told = content["networks"]
@@ -227,12 +295,13 @@ class DropoutEstimator(WholeFit):
             raise ValueError(f"`uses_module_` of a {kind} must be True or False; got {self.uses_module_!r}.")
         check_count("seed_", self.seed_, least=0)
         self._passes()
-        for name in ("x_mean_", "x_scale_", "y_mean_", "y_scale_", "precision_"):
+        for name in ("x_mean_", "x_scale_", "y_mean_", "y_scale_", "precision_", "shares_"):
             value = vars(self).get(name, np.ones(1))
             if not isinstance(value, np.ndarray) or value.dtype != np.float64 or not np.isfinite(value).all():
                 raise ValueError(f"`{name}` of a {kind} must hold finite numbers; got {value!r}.")
         features = (check_count("n_features_in_", self.n_features_in_),)
         shapes = {"x_mean_": features, "x_scale_": features, "feature_names_in_": features}
+        shapes["shares_"] = (len(self.networks_),)
         for name, shape in (shapes | self._shapes(torch.zeros(1, *features, dtype=torch.float64))).items():
             if np.shape(vars(self).get(name, np.empty(shape))) != shape:
                 raise ValueError(f"`{name}` of a {kind} must have the shape {shape}; got {np.shape(vars(self)[name])}.")
@@ -258,6 +327,17 @@ def load_estimator(path: str | os.PathLike[str], *, module: Module | None = None
 
 
 # ------------------------------------------------------------------------------ helpers
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small products on one thread: with two they take up to four times as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def settled(network: nn.Module, objective: nn.Module) -> bool:
@@ -320,6 +400,19 @@ def weights(sample_weight: Any, X: Array) -> Array | None:
     if not (weight > 0).any():
         raise ValueError("`sample_weight` must be above 0 for at least one row; got zeros alone.")
     return weight
+
+
+def check_groups(groups: Any, n_rows: int) -> Array | None:
+    """The group of each row as a number (N,)."""
+    if groups is None:
+        return None
+    names = np.asarray(groups)
+    if names.shape != (n_rows,):
+        raise ValueError(f"`groups` must have one entry per row, ({n_rows},); got {names.shape}.")
+    found, index = np.unique(names, return_inverse=True)
+    if len(found) < 2:
+        raise ValueError(f"`groups` must name at least 2 groups, so that one can be held out; got {len(found)}.")
+    return index
 
 
 def in_double(network: nn.Module) -> nn.Module:

@@ -1,7 +1,8 @@
-"""What an estimator does where it is told nothing: batch size, epochs, dropout rates, networks, held-out rows."""
+"""What an estimator does where it is told nothing: candidates, batch size, epochs, rates, networks, held-out rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bbalpha.checks import check_share
+from bbalpha.estimators.race import EFFORTS, Candidate, Effort
 from bbalpha.training.bank import Likelihood
 from bbalpha.training.feed import order
 from bbalpha.training.population import Member, Population, fit_population
@@ -21,6 +23,83 @@ _MANY = 2000  # rows from which on data regularise by themselves
 RATES = tuple((p / 256, q / 256) for p, q in ((13, 13), (13, 0), (5, 0), (1, 0)))
 RATE_OF_MANY = 5 / 256
 N_OF_FEW = 5  # networks where rows are few; one of many rows takes as long
+WIDTHS = ((50,), (100, 100))
+LIKELIHOODS_OF: dict[str, tuple[Likelihood, ...]] = {
+    "auto": ("gaussian", "heteroscedastic", "student"), "constant": ("gaussian",),
+    "heteroscedastic": ("heteroscedastic",), "student": ("student",),
+}  # fmt: skip
+CLASS_WIDTHS = ((), (50,), (100, 100))
+CLASS_RATES = tuple((p / 256, q / 256) for p, q in ((13, 0), (51, 13), (128, 51)))
+
+
+def is_auto(value: Any) -> bool:
+    """Whether a setting is left to the estimator."""
+    return value is None or (isinstance(value, str) and value == "auto")
+
+
+def effort_of(budget: Any) -> Effort:
+    """The work that a named budget buys."""
+    return EFFORTS[budget if isinstance(budget, str) else "standard"]
+
+
+def regression_grid(settings: Any, skewed: bool) -> list[Candidate]:
+    """What a regressor tries: architectures, kinds of noise, rates; the logarithm of `skewed` targets too."""
+    widths = WIDTHS if is_auto(settings.hidden_layer_sizes) else (tuple(settings.hidden_layer_sizes),)
+    kinds = LIKELIHOODS_OF[settings.noise]
+    found = [
+        Candidate(hidden, kind, p, q, alpha, scale, log)
+        for hidden, kind, (p, q), alpha, scale, log in product(
+            widths, kinds, _pairs(settings, RATES), _alphas(settings), _scales(settings), (False, True)[: 1 + skewed]
+        )
+        if not (log and kind == "student") and (q or (p and hidden))
+    ]
+    return _fewer(found, settings)
+
+
+def classification_grid(settings: Any) -> list[Candidate]:
+    """What a classifier tries: architectures, a linear one too, and rates."""
+    widths = CLASS_WIDTHS if is_auto(settings.hidden_layer_sizes) else (tuple(settings.hidden_layer_sizes),)
+    found = [
+        Candidate(hidden, "categorical", p, q, alpha, scale)
+        for hidden, (p, q), alpha, scale in product(
+            widths, _pairs(settings, CLASS_RATES), _alphas(settings), _scales(settings)
+        )
+        if q or (p and hidden)
+    ]
+    return _fewer(found, settings)
+
+
+def _fewer(found: list[Candidate], settings: Any) -> list[Candidate]:
+    """All of them, or, where no heats are run, the few that do well most often."""
+    if not found:
+        raise ValueError("`dropout` or `input_dropout` must be above 0, else all passes are equal; got 0.")
+    effort = effort_of(settings.budget)
+    if effort.heat_steps or len(found) <= effort.finalists:
+        return found
+    return sorted(found, key=_promise)[: effort.finalists]
+
+
+def _promise(c: Candidate) -> tuple[int, ...]:
+    """Small for a candidate that is tried first, where few are."""
+    firm = [(1, "gaussian", RATES[2]), (2, "heteroscedastic", RATES[0]), (2, "heteroscedastic", RATES[2])]
+    firm += [(0, "categorical", CLASS_RATES[1]), (1, "categorical", CLASS_RATES[0]), (2, "categorical", CLASS_RATES[1])]
+    kind = (len(c.hidden_layer_sizes), c.likelihood, (c.dropout, c.input_dropout))
+    return (firm.index(kind) if kind in firm else len(firm), int(c.log_target))
+
+
+def _pairs(settings: Any, pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Rates at hidden units and inputs, those that are given put in."""
+    given = settings.dropout, settings.input_dropout
+    return list(dict.fromkeys((p if is_auto(given[0]) else given[0], q if is_auto(given[1]) else given[1])
+                              for p, q in pairs))  # fmt: skip
+
+
+def _alphas(settings: Any) -> tuple[float, ...]:
+    return (0.0, 0.5, 1.0) if is_auto(settings.alpha) else (settings.alpha,)
+
+
+def _scales(settings: Any) -> tuple[float, ...]:
+    return (1.0, 5.0) if is_auto(settings.length_scale) else (settings.length_scale,)
 
 
 def duration(settings: Any, n_rows: int) -> tuple[int, int, int | None]:

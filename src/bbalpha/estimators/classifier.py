@@ -8,7 +8,8 @@ row gets the same answer in any company.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from contextlib import nullcontext
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -17,7 +18,24 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
-from bbalpha.estimators.base import Array, DropoutEstimator, Module, check_converged, keep_arguments, some_rows, weights
+from bbalpha.checks import check_count
+from bbalpha.estimators.base import (
+    FEW,
+    Array,
+    DropoutEstimator,
+    Module,
+    check_converged,
+    check_groups,
+    diverged,
+    in_double,
+    keep_arguments,
+    one_thread,
+    settled,
+    some_rows,
+    weights,
+)
+from bbalpha.estimators.choices import classification_grid
+from bbalpha.estimators.race import Expert, same_records
 from bbalpha.objectives import CrossEntropy
 from bbalpha.prediction import predict_classification
 from bbalpha.predictive import ClassificationPrediction
@@ -70,18 +88,19 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
         self,
         alpha: float = 0.5,
         *,
-        hidden_layer_sizes: int | Sequence[int] = (50,),
-        dropout: float | None = 0.05,
-        input_dropout: float | None = None,
-        length_scale: float = 1.0,
+        hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto",
+        dropout: float | Literal["auto"] | None = "auto",
+        input_dropout: float | Literal["auto"] | None = "auto",
+        length_scale: float | Literal["auto"] = 1.0,
+        budget: float | Literal["quick", "standard", "thorough"] = "standard",
         n_passes: int = 10,
         n_predict_passes: int = 100,
         balanced: bool = True,
         epochs: int | None = None,
         batch_size: int | None = None,
         learning_rate: float = 0.01,
-        n_ensemble: int | None = 1,
-        validation_fraction: float | None = 0.0,
+        n_ensemble: int | None = None,
+        validation_fraction: float | None = None,
         patience: int | None = None,
         module: Module | None = None,
         verbose: bool = False,
@@ -89,22 +108,60 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
     ) -> None:
         keep_arguments(self, locals())
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train on `X` (N, F) and labels `y` (N,); returns self. A row of weight 0 is as if it were not there."""
-        return self._fit_whole(X, y, sample_weight)
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
+        """Train on `X` (N, F) and labels `y` (N,); returns self. A row of weight 0 is as if it were not there.
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
+        Rows of one of the `groups` (N,) are held out together, as are rows that are there more than once.
+        """
+        return self._fit_whole(X, y, sample_weight, groups=groups)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any = None) -> None:
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         weight = weights(sample_weight, X)
+        groups = check_groups(groups, len(X))
         if weight is not None:
-            X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
+            some = weight > 0
+            X, y, weight, groups = X[some], y[some], weight[some], None if groups is None else groups[some]
         self.classes_, index = class_indices(y)
-        self._train(X, torch.as_tensor(index), weight)
+        if self._automatic():
+            self._choose(X, index, weight, groups)
+        else:
+            self._train(X, torch.as_tensor(index), weight)
         rows = some_rows(len(X))
         shares = np.bincount(index, weight) / (len(index) if weight is None else weight.sum())
         found = self._standard(self._standardised(X[rows])).log_probs.numpy()[np.arange(len(rows)), index[rows]]
         check_converged(self, found - np.log(shares[index[rows]]))
+
+    def _choose(self, X: Array, index: Array, weight: Array | None, groups: Array | None) -> None:
+        """The automatic way: a race, and a mixture of its winners."""
+        x, target = self._scale(X, weight), torch.as_tensor(index)
+        groups = same_records(X) if groups is None else groups
+        experts = self._race(x, {False: target}, {False: np.zeros(len(x))}, weight, groups, classification_grid(self))
+        self.objectives_ = [self._objective() for _ in experts]
+        if not all(map(settled, self.networks_, self.objectives_)):
+            raise diverged(self)
+        self.scores_ = self._held_out_misfit(experts, x, target)
+
+    def _held_out_misfit(self, experts: list[Expert], x: Tensor, target: Tensor) -> Array:
+        """1 minus the probability of the class of each row, under the networks that had not seen it (n,)."""
+        probs, total = np.zeros(len(target)), np.zeros(len(target))
+        score = self._score(x, {False: target})
+        for expert, share in zip(experts, self.shares_, strict=True):
+            probs[expert.held] += share * np.exp(score(expert))
+            total[expert.held] += share
+        held = np.flatnonzero(total)
+        found: Array = 1 - probs[held] / total[held]
+        return found
+
+    def _score(self, x: Tensor, targets: dict[bool, Tensor]) -> Callable[[Expert], Array]:
+        n_passes = max(2, check_count("n_predict_passes", self.n_predict_passes) // 4)
+
+        def score(expert: Expert) -> Array:
+            part = self._part(expert.network, x[expert.held].double(), n_passes, self.seed_)
+            return part.log_prob(targets[False][expert.held]).numpy()
+
+        return score
 
     def predictive(self, X: Any) -> ClassificationPrediction:
         """The predictive distribution itself; classes are indices into `classes_`."""
@@ -112,18 +169,24 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
 
     def _standard(self, x: Tensor, n_passes: int | None = None) -> ClassificationPrediction:
         """That of standardised rows; `n_passes` are of each network."""
-        n_passes = n_passes or self._passes()
-        parts = [
-            predict_classification(
-                network, x.float() if self.uses_module_ else x, n_passes=n_passes, masks="shared",
-                balanced=self.balanced, seed=self.seed_ + i, progress=False,
-            )
-            for i, network in enumerate(self._predictors())
-        ]  # fmt: skip
-        log_probs = torch.stack([p.log_probs for p in parts]).logsumexp(0) - np.log(len(parts))
-        expected = torch.stack([p.expected_entropy for p in parts]).mean(0)
-        votes = torch.stack([p.votes for p in parts]).mean(0)
-        return ClassificationPrediction(log_probs, expected, votes, n_passes * len(parts))
+        passes = self._passes() if n_passes is None else [n_passes] * len(self.networks_)
+        with one_thread() if len(x) <= FEW else nullcontext():
+            parts = [
+                self._part(network, x, k, self.seed_ + i)
+                for i, (network, k) in enumerate(zip(self.networks_, passes, strict=True))
+            ]
+        share = torch.as_tensor(self.shares_)
+        log_probs = (torch.stack([p.log_probs.double() for p in parts]) + share.log()[:, None, None]).logsumexp(0)
+        expected = torch.tensordot(share, torch.stack([p.expected_entropy.double() for p in parts]), 1)
+        votes = torch.tensordot(share, torch.stack([p.votes.double() for p in parts]), 1)
+        return ClassificationPrediction(log_probs, expected, votes, sum(passes))
+
+    def _part(self, network: nn.Module, x: Tensor, n_passes: int, seed: int) -> ClassificationPrediction:
+        """That of one network."""
+        return predict_classification(
+            network if self.uses_module_ else in_double(network), x.float() if self.uses_module_ else x,
+            n_passes=n_passes, masks="shared", balanced=self.balanced, seed=seed, progress=False,
+        )  # fmt: skip
 
     def _objective(self) -> nn.Module:
         return CrossEntropy(self.alpha)

@@ -9,6 +9,7 @@ over all rows, from a seed kept at `fit`, so a row gets the same answer in any c
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -21,25 +22,34 @@ from torch import Tensor, nn
 
 from bbalpha.checks import RULES, check_count
 from bbalpha.estimators.base import (
+    FEW,
     Array,
     DropoutEstimator,
     Module,
     check_converged,
+    check_groups,
+    diverged,
+    in_double,
     keep_arguments,
+    one_thread,
+    settled,
     some_rows,
     targets,
     weights,
 )
+from bbalpha.estimators.choices import LIKELIHOODS_OF, regression_grid
+from bbalpha.estimators.lognormal import LogPrediction
+from bbalpha.estimators.race import Expert, same_records
 from bbalpha.objectives import GaussianNLL
 from bbalpha.prediction import predict_regression
 from bbalpha.predictive import RegressionPrediction
-from bbalpha.training.bank import Likelihood, SplitNLL, split_heads, standardiser
+from bbalpha.training.bank import LOG_PRECISION, Likelihood, SplitNLL, split_heads, standardiser
 
 
 class Regression(RegressorMixin):
     """What a regressor answers, out of its `predictive` distribution and `y_ndim_`, the axes of y."""
 
-    predictive: Callable[[Any], RegressionPrediction]
+    predictive: Callable[[Any], RegressionPrediction | LogPrediction]
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean (N,) or (N, D); with `return_std` also its standard deviation."""
@@ -115,23 +125,27 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
     ((3,), True)
     """
 
-    _fitted_names = (*DropoutEstimator._fitted_names, "noise_", "y_ndim_", "y_mean_", "y_scale_", "precision_")
+    _fitted_names = (
+        *DropoutEstimator._fitted_names, "noise_", "y_ndim_", "y_mean_", "y_scale_", "precision_", "heavy_",
+        "log_target_",
+    )  # fmt: skip
 
     def __init__(
         self,
         alpha: float = 0.5,
         *,
-        hidden_layer_sizes: int | Sequence[int] = (50,),
-        dropout: float | None = None,
-        input_dropout: float | None = None,
-        length_scale: float = 1.0,
+        hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto",
+        noise: Literal["auto", "constant", "heteroscedastic", "student"] = "auto",
+        dropout: float | Literal["auto"] | None = "auto",
+        input_dropout: float | Literal["auto"] | None = "auto",
+        length_scale: float | Literal["auto"] = 1.0,
+        budget: float | Literal["quick", "standard", "thorough"] = "standard",
         n_passes: int = 10,
         n_predict_passes: int = 100,
         balanced: bool = True,
         epochs: int | None = None,
         batch_size: int | None = None,
         learning_rate: float = 0.01,
-        noise: Literal["constant", "heteroscedastic"] = "constant",
         n_ensemble: int | None = None,
         validation_fraction: float | None = None,
         patience: int | None = None,
@@ -141,22 +155,82 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
     ) -> None:
         keep_arguments(self, locals())
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train on `X` (N, F) and `y` (N,) or (N, D); returns self."""
-        return self._fit_whole(X, y, sample_weight)
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
+        """Train on `X` (N, F) and `y` (N,) or (N, D); returns self.
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
+        Rows of one of the `groups` (N,) are held out together, as are rows that are there more than once.
+        """
+        return self._fit_whole(X, y, sample_weight, groups=groups)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any = None) -> None:
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         weight = weights(sample_weight, X)
-        self.noise_, self.y_ndim_, table = self.noise, y.ndim, targets(y)
+        groups = check_groups(groups, len(X))
+        self.y_ndim_, table = y.ndim, targets(y)
+        if self._automatic():
+            if weight is not None:
+                some = weight > 0
+                X, table, weight, groups = X[some], table[some], weight[some], None if groups is None else groups[some]
+            self._choose(X, table, weight, groups)
+            return
+        self.noise_, self.log_target_ = self.noise, False
         self.y_mean_, self.y_scale_ = standardiser(table, partial(np.average, axis=0, weights=weight))
         target = torch.as_tensor((table - self.y_mean_) / self.y_scale_, dtype=torch.float32)
         self._train(X, target, weight)
+        self.heavy_ = np.full(len(self.networks_), self.noise_ == "student")
         if self.noise_ == "constant":
             tau = torch.stack([o.precision.detach() for o in self.objectives_]).double()  # (n_ensemble,)
             self.precision_ = tau.numpy()[:, None] / self.y_scale_**2  # (n_ensemble, D), in units of y
         rows = some_rows(len(X)) if weight is None else np.flatnonzero(weight)[some_rows(int((weight > 0).sum()))]
         check_converged(self, *self._over_constant(self._standardised(X[rows]), target[rows].double()))
+
+    def _choose(self, X: Array, table: Array, weight: Array | None, groups: Array | None) -> None:
+        """The automatic way: a race, and a mixture of its winners, all of which predict mean and log precision."""
+        average = partial(np.average, axis=0, weights=weight)
+        tables = {False: table} | ({True: np.log(table)} if is_skewed(table) else {})
+        scalers = {log: standardiser(t, average) for log, t in tables.items()}
+        x = self._scale(X, weight)
+        standard = {log: (t - scalers[log][0]) / scalers[log][1] for log, t in tables.items()}
+        shifts = {log: np.full(len(x), -np.log(scalers[log][1]).sum()) - log * t.sum(1) for log, t in tables.items()}
+        grid = regression_grid(self, skewed=True in tables)
+        groups = same_records(X, table) if groups is None else groups
+        self.noise_ = "heteroscedastic"
+        found = {log: torch.as_tensor(t, dtype=torch.float32) for log, t in standard.items()}
+        experts = self._race(x, found, shifts, weight, groups, grid)
+        self.log_target_ = experts[0].candidate.log_target
+        self.y_mean_, self.y_scale_ = scalers[self.log_target_]
+        self.heavy_ = np.array([e.candidate.likelihood == "student" for e in experts])
+        self.networks_ = [two_heads(e) for e in experts]
+        self.objectives_ = [self._objective() for _ in experts]
+        if not all(map(settled, self.networks_, self.objectives_)):
+            raise diverged(self)
+        self.scores_ = self._held_out_ranks(experts, x, standard[self.log_target_])
+        rows = some_rows(len(x))
+        check_converged(self, *self._over_constant(x[rows].double(), torch.as_tensor(standard[self.log_target_][rows])))
+
+    def _held_out_ranks(self, experts: list[Expert], x: Tensor, target: Array) -> Array:
+        """P(Y <= y) of rows under the networks that had not seen them (n, D): uniform where the mixture is right."""
+        ranks, total = np.zeros_like(target), np.zeros(len(target))
+        for expert, share in zip(experts, self.shares_, strict=True):
+            found = self._expert(expert, x).cdf(torch.as_tensor(target[expert.held]))
+            ranks[expert.held] += share * found.numpy()
+            total[expert.held] += share
+        held = np.flatnonzero(total)
+        return ranks[held] / total[held, None]
+
+    def _score(self, x: Tensor, targets: dict[bool, Tensor]) -> Callable[[Expert], Array]:
+        def score(expert: Expert) -> Array:
+            target = targets[expert.candidate.log_target][expert.held].double()
+            return self._expert(expert, x).log_prob(target).numpy()
+
+        return score
+
+    def _expert(self, expert: Expert, x: Tensor) -> RegressionPrediction:
+        """What an expert says of the standardised targets of its held-out rows."""
+        n_passes = max(2, check_count("n_predict_passes", self.n_predict_passes) // 4)
+        mean, tau = self._part(two_heads(expert), x[expert.held].double(), n_passes, self.seed_)
+        heavy = torch.full((n_passes,), expert.candidate.likelihood == "student")
+        return RegressionPrediction(mean, tau, heavy=heavy)
 
     def _over_constant(self, x: Tensor, target: Tensor) -> tuple[Array, float]:
         """How standardised rows and targets do, beside the mean and deviation of y: as `check_converged` has it."""
@@ -167,28 +241,36 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         error = (prediction.mean - target).square().sum(1).mean() / (target.shape[1] + squares.mean())
         return gain.numpy(), float(error)
 
-    def predictive(self, X: Any) -> RegressionPrediction:
+    def predictive(self, X: Any) -> RegressionPrediction | LogPrediction:
         """The predictive distribution itself, in units of `y`."""
         standard = self._standard(self._inputs(X))
-        return standard.rescaled(torch.as_tensor(self.y_scale_), torch.as_tensor(self.y_mean_))
+        found = standard.rescaled(torch.as_tensor(self.y_scale_), torch.as_tensor(self.y_mean_))
+        return LogPrediction(found) if self.log_target_ else found
 
     def _standard(self, x: Tensor, n_passes: int | None = None) -> RegressionPrediction:
         """The predictive distribution of standardised targets; `n_passes` are of each network."""
-        learned = self.noise_ == "constant"
-        parts = [
-            predict_regression(
-                network, x.float() if self.uses_module_ else x, n_passes=n_passes or self._passes(),
-                precision=None if learned else "predicted", output=split_heads if self._splits() else None,
-                masks="shared", balanced=self.balanced, seed=self.seed_ + i, progress=False,
-            )
-            for i, network in enumerate(self._predictors())
-        ]  # fmt: skip
-        outputs = torch.stack([p.outputs for p in parts]).double()  # (n_ensemble, K, N, D)
-        if learned:
-            tau = torch.as_tensor(self.precision_ * self.y_scale_**2)[:, None, None]
-        else:
-            tau = torch.stack([p.precision for p in parts]).double()  # type: ignore[misc]
-        return RegressionPrediction(outputs.flatten(0, 1), tau.expand_as(outputs).flatten(0, 1))
+        passes = self._passes() if n_passes is None else [n_passes] * len(self.networks_)
+        with one_thread() if len(x) <= FEW else nullcontext():
+            parts = [
+                self._part(network, x, k, self.seed_ + i)
+                for i, (network, k) in enumerate(zip(self.networks_, passes, strict=True))
+            ]
+        mean = torch.cat([m for m, _ in parts])  # (K, N, D)
+        if self.noise_ == "constant":
+            tau = torch.as_tensor(self.precision_ * self.y_scale_**2).repeat_interleave(torch.tensor(passes), 0)
+            return RegressionPrediction(mean, tau[:, None].expand_as(mean))
+        heavy = torch.as_tensor(self.heavy_).repeat_interleave(torch.tensor(passes)) if self.heavy_.any() else None
+        return RegressionPrediction(mean, torch.cat([tau for _, tau in parts]), heavy=heavy)  # type: ignore[misc]
+
+    def _part(self, network: nn.Module, x: Tensor, n_passes: int, seed: int) -> tuple[Tensor, Tensor | None]:
+        """Means and precisions of the passes of one network, in double precision (K, N, D)."""
+        found = predict_regression(
+            network if self.uses_module_ else in_double(network), x.float() if self.uses_module_ else x,
+            n_passes=n_passes, precision=None if self.noise_ == "constant" else "predicted",
+            output=split_heads if self._splits() else None, masks="shared", balanced=self.balanced, seed=seed,
+            progress=False,
+        )  # fmt: skip
+        return found.outputs.double(), None if found.precision is None else found.precision.double()
 
     def _objective(self) -> nn.Module:
         if self.noise_ == "constant":
@@ -196,18 +278,52 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         return SplitNLL(self.alpha) if self._splits() else GaussianNLL(self.alpha, precision="predicted")
 
     def _likelihood(self) -> Likelihood:
-        return "gaussian" if self.noise_ == "constant" else "heteroscedastic"
+        return LIKELIHOODS_OF[self.noise_][0]
 
     def _splits(self) -> bool:
         """Whether our own network gives mean and log precision side by side."""
-        return self.noise_ == "heteroscedastic" and not self.uses_module_
+        return self.noise_ != "constant" and not self.uses_module_
 
     def _n_outputs(self) -> int:
         return len(self.y_mean_) * (2 if self._splits() else 1)
 
     def _shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
         RULES["noise"]("noise", self.noise_)
+        if self.noise_ == "auto":
+            raise ValueError("`noise_` must be a kind of noise; got 'auto'.")
         if self.y_ndim_ not in (1, 2) or (self.noise_ == "constant") != ("precision_" in vars(self)):
             raise ValueError("`y_ndim_` and `precision_` must be those of a fit; they do not fit the rest.")
         D = self._standard(x, 2).mean.shape[1]
         return {"y_mean_": (D,), "y_scale_": (D,), "precision_": (len(self.networks_), D)}
+
+
+def two_heads(expert: Expert) -> nn.Module:
+    """The network of an expert, with a head for the log precision where it has one noise level."""
+    if expert.candidate.likelihood != "gaussian":
+        return expert.network
+    layers = list(expert.network.children())
+    last = layers[-1]
+    wide = nn.Linear(last.in_features, 2 * last.out_features)
+    bounded = LOG_PRECISION * np.arctanh(np.clip(expert.log_precision / LOG_PRECISION, -0.999999, 0.999999))
+    with torch.no_grad():
+        wide.weight.zero_()
+        wide.weight[: last.out_features] = last.weight
+        wide.bias.fill_(float(bounded))
+        wide.bias[: last.out_features] = last.bias
+    return nn.Sequential(*layers[:-1], wide).eval()
+
+
+def is_skewed(table: Array) -> bool:
+    """Whether targets are positive and their logarithm is less skewed: the logarithm is then worth a try.
+
+    >>> is_skewed(np.exp(np.random.default_rng(0).normal(size=(100, 1)))), is_skewed(np.arange(1.0, 9.0)[:, None])
+    (True, False)
+    """
+    if not (table > 0).all() or (table.std(0) <= 1e-12 * abs(table.mean(0))).any():
+        return False
+    return bool((_skewness(table) > abs(_skewness(np.log(table)))).all())
+
+
+def _skewness(table: Array) -> Array:
+    centred = table - table.mean(0)
+    return (centred**3).mean(0) / (centred**2).mean(0) ** 1.5

@@ -20,14 +20,16 @@ from torch import Tensor, nn
 
 from bbalpha._balance import Tape, is_balanced
 from bbalpha._kernels import Noise, draw_balanced, draw_rates, pass_seeds, step_seed, units_per_word
+from bbalpha._student import student_losses
 from bbalpha._torch import where_above
 from bbalpha.networks import mlp
 from bbalpha.objectives import GaussianNLL, class_losses, gaussian_losses
 
 Table = TypeVar("Table", NDArray[Any], Tensor)
-Likelihood = Literal["gaussian", "heteroscedastic", "categorical"]
+Likelihood = Literal["gaussian", "heteroscedastic", "student", "categorical"]
 LIKELIHOODS = get_args(Likelihood)
-_LOG_PRECISION = 12.0  # a predicted log precision stays between minus and plus this
+_TWO_HEADS = ("heteroscedastic", "student")  # mean and log precision are predicted
+LOG_PRECISION = 12.0  # a predicted log precision stays between minus and plus this
 _BLOCK = 2**20  # activations worked on together: 4 MiB
 
 
@@ -77,7 +79,7 @@ class Bank:
     ) -> "Bank":  # fmt: skip
         """Fresh members, standardised by their own rows."""
         outputs = int(y.max()) + 1 if likelihood == "categorical" else y.shape[1]
-        outputs *= 2 if likelihood == "heteroscedastic" else 1
+        outputs *= 2 if likelihood in _TWO_HEADS else 1
         sizes = [x.shape[1], *hidden, outputs]
         nets = [initial_network(sizes, m.seed, dropout=m.dropout, input_dropout=m.input_dropout) for m in members]
         rows = [torch.cat([p.detach().flatten() for p in net.parameters()] + [torch.zeros(1)]) for net in nets]
@@ -163,9 +165,10 @@ class Bank:
         """Minus the log-likelihood of every pass: (M, K, B, D), (M, B, D) or (M, B) -> (M, K, B)."""
         if self.likelihood == "categorical":
             return class_losses(F.log_softmax(outputs, -1), target.unsqueeze(1))
-        if self.likelihood == "heteroscedastic":
+        if self.likelihood in _TWO_HEADS:
             mean, predicted = split_heads(outputs)
-            return gaussian_losses(mean, target.unsqueeze(1), predicted.exp(), predicted).sum(-1)
+            each = gaussian_losses if self.likelihood == "heteroscedastic" else student_losses
+            return each(mean, target.unsqueeze(1), predicted.exp(), predicted).sum(-1)
         tau = log_precision[:, None, None]  # one a member: `gaussian_losses` of D outputs at the cost of one
         squares = (target.unsqueeze(1) - outputs).square().sum(-1)
         return 0.5 * (tau.exp() * squares + outputs.shape[-1] * (math.log(2 * math.pi) - tau))
@@ -354,7 +357,7 @@ def initial_network(sizes: Sequence[int], seed: int, *, dropout: float, input_dr
 def split_heads(outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and log precision (..., D), side by side in the last axis; the latter kept where exp is harmless."""
     mean, log_precision = outputs.chunk(2, -1)
-    return mean, _LOG_PRECISION * torch.tanh(log_precision / _LOG_PRECISION)
+    return mean, LOG_PRECISION * torch.tanh(log_precision / LOG_PRECISION)
 
 
 class SplitNLL(GaussianNLL):
@@ -369,8 +372,10 @@ class SplitNLL(GaussianNLL):
 
 
 def tables(x: Any, y: Any, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-    """Inputs (N, F) and targets (N, D) in double precision; class indices (N,) as they are."""
-    inputs, target = _own(x).double(), _own(y)
+    """Inputs (N, F) and targets (N, D) in double precision (inputs in single if so given); class indices (N,)."""
+    inputs, target = _own(x), _own(y)
+    if inputs.dtype != torch.float32:  # what comes in single precision is not copied
+        inputs = inputs.double()
     if inputs.ndim != 2 or len(target) != len(inputs):
         raise ValueError(
             f"`x` must be (N, F) with a row for each of `y`; got {tuple(inputs.shape)}, {tuple(target.shape)}."

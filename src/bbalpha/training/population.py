@@ -90,6 +90,7 @@ def fit_population(
     sample_weight: Any = None,
     n_validation_passes: int = 20,
     balanced: bool = True,
+    epoch_rows: int | None = None,
     progress: bool = False,
 ) -> Population:
     """Train all `members` at once on rows of one table.
@@ -101,7 +102,8 @@ def fit_population(
         epochs: Times through a member's rows.
         hidden_layer_sizes: Widths of the hidden layers.
         likelihood: "gaussian" with a learned precision; "heteroscedastic", the network predicts it: 2 D outputs, means
-            and log precisions, the latter bounded (`bank.split_heads`); or "categorical".
+            and log precisions, the latter bounded (`bank.split_heads`); "student", the same under Student's t of four
+            degrees of freedom; or "categorical".
         n_passes: K.
         batch_size: Rows of a member a step.
         schedule: Multiplies the learning rates, as in `fit`.
@@ -109,6 +111,8 @@ def fit_population(
         sample_weight: A weight per row (N,).
         n_validation_passes: K of the validation NLL.
         balanced: As in `bbalpha.sample`.
+        epoch_rows: An epoch goes through at most so many of a member's rows, the next one on from there: many rows
+            are looked at more than once a round.
         progress: Show a bar: epochs, networks that still move, and the mean of their validation NLL.
 
     >>> x = torch.randn(40, 2)
@@ -123,9 +127,9 @@ def fit_population(
         raise ValueError(f"`likelihood` must be one of {', '.join(LIKELIHOODS)}; got {likelihood!r}.")
     given: dict[str, Any] = {
         "epochs": epochs, "hidden_layer_sizes": hidden_layer_sizes, "n_passes": n_passes, "batch_size": batch_size,
-        "patience": patience, "n_validation_passes": n_validation_passes,
+        "patience": patience, "n_validation_passes": n_validation_passes, "epoch_rows": epoch_rows,
     }  # fmt: skip
-    given = check_settings(given, optional=("patience",))
+    given = check_settings(given, optional=("patience", "epoch_rows"))
     inputs, target = tables(x, y, likelihood)
     weight = None
     if sample_weight is not None:
@@ -194,6 +198,7 @@ class _Training:
     schedule: Callable[[float], float] | None
     patience: int | None
     n_validation_passes: int
+    epoch_rows: int | None
     curve: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -212,7 +217,8 @@ class _Training:
         self.best_epoch = torch.full((len(members),), self.epochs)
 
     def __call__(self, progress: bool) -> Population:
-        per_epoch = [-(-len(rows) // self.batch_size) for rows in self.rows]
+        self.spans = [min(len(rows), self.epoch_rows or len(rows)) for rows in self.rows]
+        per_epoch = [-(-span // self.batch_size) for span in self.spans]
         with epoch_bar(progress, self.epochs) as bar:
             for epoch in range(self.epochs):
                 self._epoch(epoch, per_epoch)
@@ -225,13 +231,19 @@ class _Training:
         return self._population()
 
     def _epoch(self, epoch: int, per_epoch: list[int]) -> None:
-        used = [rows if alive else rows[:0] for rows, alive in zip(self.rows, self.alive.tolist(), strict=True)]
-        orders = [rows[order(len(rows), seed=m.seed, epoch=epoch)]
-                  for m, rows in zip(self.bank.members, used, strict=True)]  # fmt: skip
+        orders = [self._order(m, epoch) if alive else self.rows[m][:0] for m, alive in enumerate(self.alive.tolist())]
         for i in range(max(per_epoch)):
             chosen, counts = pad([o[i * self.batch_size : (i + 1) * self.batch_size] for o in orders])
             share = torch.tensor([(epoch + i / n) / self.epochs for n in per_epoch])
             self._step(chosen, counts, share, [epoch * n + i for n in per_epoch])
+
+    def _order(self, index: int, epoch: int) -> Tensor:
+        """The rows of a member in an epoch: all of them, or its part of a longer round."""
+        rows, span, seed = self.rows[index], self.spans[index], self.bank.members[index].seed
+        parts = len(rows) // max(1, span)  # whole parts of a round; what is left over comes up in another
+        shuffled = order(len(rows), seed=seed, epoch=epoch // max(1, parts))
+        first = epoch % max(1, parts) * span
+        return rows[shuffled[first : first + span]]
 
     def _step(self, rows: Tensor, counts: list[int], share: Tensor, steps: list[int]) -> None:
         bank = self.bank

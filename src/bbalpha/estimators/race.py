@@ -1,0 +1,301 @@
+"""The automatic choice: candidates race on held-out rows, the best are trained in full, and a mixture of them predicts.
+
+Rows are dealt into folds; a network holds one of them out, picks its epoch by it, and is scored by it. In the heats
+every candidate trains two networks for a short time, as one population an architecture. The best go to the final, with
+a network for every fold. The weights of the mixture are those under which the held-out rows are likeliest ("stacking").
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bbalpha.training.bank import Likelihood
+from bbalpha.training.population import Member, Population, fit_population
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to set up a network.
+
+    Attributes:
+        hidden_layer_sizes: Widths; none is a linear model.
+        likelihood: As in `fit_population`.
+        dropout: The rate at hidden units.
+        input_dropout: The rate at the inputs.
+        alpha: Of the objective.
+        length_scale: l of the prior.
+        log_target: Whether it predicts the logarithm of the target.
+    """
+
+    hidden_layer_sizes: tuple[int, ...]
+    likelihood: Likelihood
+    dropout: float
+    input_dropout: float
+    alpha: float = 0.5
+    length_scale: float = 1.0
+    log_target: bool = False
+
+    def __str__(self) -> str:
+        shape = " x ".join(map(str, self.hidden_layer_sizes)) or "linear"
+        noise = {"gaussian": "one noise level", "heteroscedastic": "predicted noise", "student": "Student t"}
+        parts = [shape, noise.get(self.likelihood, "classes"), f"dropout {self.dropout:.3f} / {self.input_dropout:.3f}"]
+        parts += [f"alpha {self.alpha:g}", f"l {self.length_scale:g}"] + ["log target"] * self.log_target
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much work a budget buys.
+
+    Attributes:
+        heat_steps: Steps of every candidate in the heats; 0 has none.
+        final_steps: Steps in the final.
+        finalists: Candidates in the final, at most.
+        n_networks: Of each finalist: the number of folds.
+    """
+
+    heat_steps: int
+    final_steps: int
+    finalists: int
+    n_networks: int
+
+    def scaled(self, factor: float) -> "Effort":
+        """The work of `factor` times the time: shorter or longer training, fewer or more finalists."""
+        share = float(np.sqrt(factor))
+        return Effort(
+            int(np.clip(self.heat_steps * share, 100, 4000)), int(np.clip(self.final_steps * share, 200, 40_000)),
+            int(np.clip(round(self.finalists * share), 1, 8)), self.n_networks,
+        )  # fmt: skip
+
+
+EFFORTS = {
+    "quick": Effort(heat_steps=0, final_steps=1000, finalists=4, n_networks=3),
+    "standard": Effort(heat_steps=600, final_steps=3000, finalists=3, n_networks=5),
+    "thorough": Effort(heat_steps=1500, final_steps=8000, finalists=5, n_networks=10),
+}
+N_HEATS = 2  # networks of a candidate in the heats
+MOST_HELD = 10_000  # rows that a network holds out, at most
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """How a candidate fared.
+
+    Attributes:
+        candidate: It.
+        nll: Of held-out rows, a row, in units of y, after the heats; nan without.
+        final_nll: The same after the final; nan if it was not in it.
+        weight: In the mixture.
+    """
+
+    candidate: Candidate
+    nll: float
+    final_nll: float = float("nan")
+    weight: float = 0.0
+
+    def told(self) -> dict[str, Any]:
+        """As numbers and words."""
+        facts = {"hidden_layer_sizes": list(self.candidate.hidden_layer_sizes), "candidate": str(self.candidate)}
+        return vars(self.candidate) | facts | {"nll": self.nll, "final_nll": self.final_nll, "weight": self.weight}
+
+
+@dataclass(frozen=True, eq=False)
+class Expert:
+    """A trained network of the mixture, and the rows that it has not seen."""
+
+    candidate: Candidate
+    network: nn.Module
+    held: Array
+    curve: Array
+    log_precision: float
+
+
+@dataclass
+class Race:
+    """Candidates on one table.
+
+    Attributes:
+        x: Standardised inputs (N, F).
+        targets: Targets by `log_target`: standardised (N, D), or classes (N,).
+        shifts: What is added to a row's log-density, by `log_target`, to have it in units of y (N,).
+        weight: Of the rows (N,).
+        folds: Held-out rows of each network.
+        effort: How much work.
+        settings: An estimator: `n_passes`, `balanced`, `learning_rate`, `batch_size`.
+        score: Log-density, by held-out rows (n,), of an expert in the units of its targets.
+        seed: Of everything.
+        tell: Is told what is being tried.
+    """
+
+    x: Tensor
+    targets: dict[bool, Tensor]
+    shifts: dict[bool, Array]
+    weight: Array | None
+    folds: list[Array]
+    effort: Effort
+    settings: Any
+    score: Callable[[Expert], Array]
+    seed: int
+    tell: Callable[[str], None] = print
+    trials: list[Trial] = field(default_factory=list)
+
+    def run(self, candidates: Sequence[Candidate]) -> tuple[list[Expert], Array]:
+        """The networks of the mixture and their weights, which sum to 1; `trials` tells how everyone fared."""
+        chosen = list(candidates)
+        if self.effort.heat_steps and len(chosen) > self.effort.finalists:
+            chosen = self._heats(chosen)
+        else:
+            self.trials = [Trial(c, float("nan")) for c in chosen]
+        experts = list(self._trained(chosen, self.folds, self.effort.final_steps, "final"))
+        held = np.concatenate(self.folds)
+        values = np.full((len(chosen), len(self.x)), -np.inf)  # of every row under those who have not seen it
+        for expert in experts:
+            row = values[chosen.index(expert.candidate)]
+            row[expert.held] = self.score(expert) + self.shifts[expert.candidate.log_target][expert.held]
+        share = None if self.weight is None else self.weight[held]
+        means = np.average(values[:, held], axis=1, weights=share)
+        log = chosen[int(means.argmax())].log_target  # a mixture has one kind of target
+        alike = np.array([c.log_target == log for c in chosen])
+        weights = np.zeros(len(chosen))
+        weights[alike] = stacked(values[alike][:, held], share)
+        for c, w, v in zip(chosen, weights, means, strict=True):
+            i = next(i for i, trial in enumerate(self.trials) if trial.candidate == c)
+            self.trials[i] = replace(self.trials[i], final_nll=-float(v), weight=float(w))
+        by_network = np.array([weights[chosen.index(e.candidate)] / len(self.folds) for e in experts])
+        kept = by_network > 0
+        return [e for e, k in zip(experts, kept, strict=True) if k], by_network[kept] / by_network[kept].sum()
+
+    def fit_into(self, seconds: float, candidates: Sequence[Candidate]) -> None:
+        """Scale the work to what `seconds` allow, by the time that the largest candidate takes for a few steps."""
+        largest = max(candidates, key=lambda c: sum(c.hidden_layer_sizes))
+        members = [self._member(largest, self.folds[0], 0)] * 4
+        start = time.perf_counter()
+        self._population(members, largest.hidden_layer_sizes, largest.likelihood, self.targets[largest.log_target], 60)
+        step = (time.perf_counter() - start) / (60 * len(members))
+        heats = len(candidates) * N_HEATS * self.effort.heat_steps * (len(candidates) > self.effort.finalists)
+        final = min(len(candidates), self.effort.finalists) * self.effort.n_networks * self.effort.final_steps
+        self.effort = self.effort.scaled(seconds / (step * (heats + final)))
+
+    def _heats(self, candidates: list[Candidate]) -> list[Candidate]:
+        """The finalists: the best by held-out likelihood, all of one kind of target."""
+        folds = self.folds[:N_HEATS]
+        held = np.concatenate(folds)
+        share = None if self.weight is None else self.weight[held]
+        values = np.full((len(candidates), len(self.x)), -np.inf)
+        for expert in self._trained(candidates, folds, self.effort.heat_steps, "heats"):
+            i = candidates.index(expert.candidate)
+            values[i, expert.held] = self.score(expert) + self.shifts[expert.candidate.log_target][expert.held]
+        nll = -np.average(values[:, held], axis=1, weights=share)
+        nll[~np.isfinite(nll)] = np.inf
+        self.trials = [Trial(c, float(v)) for c, v in zip(candidates, nll, strict=True)]
+        log = candidates[int(nll.argmin())].log_target
+        ranked = [candidates[i] for i in np.argsort(nll, kind="stable") if candidates[i].log_target == log]
+        return ranked[: self.effort.finalists]
+
+    def _trained(self, candidates: list[Candidate], folds: list[Array], steps: int, stage: str) -> Iterator[Expert]:
+        """The networks of all candidates on all folds; those of one architecture and likelihood at once."""
+        groups: dict[tuple[Any, ...], list[Candidate]] = {}
+        for c in candidates:
+            groups.setdefault((c.hidden_layer_sizes, c.likelihood, c.log_target), []).append(c)
+        for done, ((hidden, likelihood, log_target), group) in enumerate(groups.items()):
+            more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+            self.tell(f"{stage}, {done + 1} of {len(groups)}: {group[0]}{more}")
+            pairs = list(product(range(len(folds)), group))
+            members = [self._member(c, folds[i], i) for i, c in pairs]
+            population = self._population(members, hidden, likelihood, self.targets[log_target], steps)
+            for m, (i, c) in enumerate(pairs):
+                curve = population.nll[:, m].numpy()
+                yield Expert(
+                    c, population.network(m), folds[i], curve[~np.isnan(curve)], float(population.log_precision[m])
+                )
+
+    def _member(self, c: Candidate, held: Array, fold: int) -> Member:
+        seen = np.ones(len(self.x), dtype=bool)
+        seen[held] = False
+        return Member(
+            train=torch.as_tensor(np.flatnonzero(seen)), validation=torch.as_tensor(held), alpha=c.alpha,
+            dropout=c.dropout, input_dropout=c.input_dropout, length_scale=c.length_scale,
+            learning_rate=self.settings.learning_rate, seed=self.seed + fold,
+        )  # fmt: skip
+
+    def _population(
+        self, members: list[Member], hidden: tuple[int, ...], likelihood: Likelihood, y: Tensor, steps: int
+    ) -> Population:
+        n_rows = len(members[0].train)
+        batch_size = self.settings.batch_size or batch_of(n_rows)
+        rows = min(n_rows, max(batch_size, steps * batch_size // 50))  # at least 50 looks at the held-out rows
+        epochs = max(1, round(steps * batch_size / rows))
+        return fit_population(
+            self.x, y, members, epochs=epochs, hidden_layer_sizes=hidden, likelihood=likelihood,
+            n_passes=self.settings.n_passes, batch_size=batch_size, patience=max(5, epochs // 5),
+            sample_weight=self.weight, balanced=self.settings.balanced, epoch_rows=rows,
+        )  # fmt: skip
+
+
+def batch_of(n_rows: int) -> int:
+    """Rows a step: 32 for few, and more, by powers of 2, for many.
+
+    >>> [batch_of(n) for n in (100, 1000, 5000, 100_000, 10_000_000)]
+    [32, 32, 64, 256, 512]
+    """
+    return int(2 ** np.clip(np.round(np.log2(np.sqrt(n_rows))), 5, 9))
+
+
+def stacked(values: Array, weight: Array | None = None, least: float = 0.02) -> Array:
+    """The weights of a mixture under which its rows are likeliest, by EM; those below `least` are left out.
+
+    Args:
+        values: Log-densities of the rows under each part (C, N).
+        weight: Of the rows (N,).
+        least: The smallest weight that is kept.
+
+    >>> stacked(np.log([[0.9, 0.8, 0.1], [0.1, 0.2, 0.9], [0.1, 0.1, 0.1]])).round(2)
+    array([0.68, 0.32, 0.  ])
+    """
+    values = np.where(np.isfinite(values), values, -1e300)
+    parts = np.exp(np.clip(values - values.max(0), -700, 0))  # (C, N)
+    share = np.ones(values.shape[1]) if weight is None else weight
+    share = share / share.sum()
+    weights = np.full(len(parts), 1 / len(parts))
+    for _ in range(300):
+        joint = weights[:, None] * parts
+        weights = (joint / joint.sum(0) * share).sum(1)
+    weights[weights < least] = 0.0
+    return weights / weights.sum()
+
+
+def deal(n_rows: int, n_folds: int, seed: int, groups: Array | None = None) -> list[Array]:
+    """Held-out rows of each fold; rows of one group are held out together.
+
+    >>> [sorted(f.tolist()) for f in deal(6, 3, 0, np.array([0, 0, 1, 1, 2, 2]))]
+    [[4, 5], [0, 1], [2, 3]]
+    """
+    rng = np.random.default_rng(seed)
+    if groups is None:
+        parts = np.array_split(rng.permutation(n_rows), n_folds)
+    else:
+        names, index = np.unique(groups, return_inverse=True)
+        place = np.empty(len(names), dtype=int)
+        counts, sizes = np.bincount(index), np.zeros(n_folds)
+        for g in sorted(rng.permutation(len(names)), key=lambda g: -counts[g]):  # large ones first: folds of like size
+            place[g] = sizes.argmin()
+            sizes[place[g]] += counts[g]
+        parts = [np.flatnonzero(place[index] == f) for f in range(n_folds)]
+    return [np.sort(p if len(p) <= MOST_HELD else rng.choice(p, MOST_HELD, replace=False)) for p in parts]
+
+
+def same_records(*columns: Array) -> Array | None:
+    """A number for every row, equal for equal rows (N,); None if all differ, or too few do to hold some out."""
+    table = np.ascontiguousarray(np.concatenate([np.asarray(c, np.float64).reshape(len(c), -1) for c in columns], 1))
+    rows = (table + 0.0).view(np.dtype((np.void, table.shape[1] * 8))).ravel()  # -0.0 is 0.0
+    names, index = np.unique(rows, return_inverse=True)
+    return index if 10 <= len(names) < len(table) else None
