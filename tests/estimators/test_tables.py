@@ -520,6 +520,7 @@ def test_lists_and_object_arrays_are_frames_without_names():
         assert encoder.names == ("x0", "x0 is missing", "x1=b", "x2")
         assert encoder.feature_names_in is None
         np.testing.assert_array_equal(encoder.transform(table), expected)
+    assert TableEncoder.fit([[1.5, "a"], [2.5, "b"]] * 2).numeric.tolist() == [True, False]  # numpy: all text
     assert TableEncoder.fit([["a", "1"], ["b", "2"], ["a", "1"], ["b", "2"]]).names == ("x0=b", "x1=2")
     assert TableEncoder.fit(np.array([["a", "1"], ["b", "2"]] * 2)).names == ("x0=b", "x1=2")
 
