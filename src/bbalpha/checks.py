@@ -6,10 +6,12 @@ check_alpha(float("nan"))        # ValueError: `alpha` must be a finite number; 
 import math
 import operator
 from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
 from functools import partial
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -121,6 +123,34 @@ def check_real(name: str, t: Tensor) -> None:
     """Refuse what is no tensor of real numbers."""
     if not isinstance(t, Tensor) or t.is_complex():
         raise TypeError(f"`{name}` must be a tensor of real numbers; got {getattr(t, 'dtype', type(t).__name__)}.")
+
+
+def check_targets(target: Any, rows: int | None = None) -> Tensor:
+    """Targets of held-out rows as a tensor, if there are any, and one for each of `rows`.
+
+    A tensor stays as it is; numbers of an array, a Series or a list keep their precision.
+
+    >>> check_targets([1, 0, 1])
+    tensor([1, 0, 1])
+    """
+    tensor = target if isinstance(target, Tensor) else _tensor(target)
+    check_real("target", tensor)
+    if tensor.ndim == 0 or len(tensor) == 0:
+        raise ValueError("`target` must have calibration rows; got none. Hold some data out of training.")
+    if rows is not None and len(tensor) != rows:
+        raise ValueError(f"`target` must have one entry a row, {rows}; got {len(tensor)}.")
+    return tensor
+
+
+def _tensor(values: Any) -> Tensor:
+    """Numbers of an array, a Series or a list, those in columns of objects too."""
+    array = np.asarray(values)
+    if array.dtype.kind == "O":
+        with suppress(TypeError, ValueError):
+            array = array.astype(np.float64)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"`target` must hold real numbers; got {array.dtype} in a {type(values).__name__}.")
+    return torch.tensor(array.astype(array.dtype.newbyteorder("=")))
 
 
 def check_passes(name: str, t: Tensor) -> None:
