@@ -5,6 +5,7 @@ check_alpha(float("nan"))        # ValueError: `alpha` must be a finite number; 
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from functools import partial
@@ -262,6 +263,19 @@ def check_any_seed(seed: Any) -> int | None:
     return whole
 
 
+def _alpha(name: str, value: Any) -> float:
+    """Any finite number; one below 0 is allowed by the mathematics, and seldom what is meant."""
+    alpha = check_number(name, value)
+    if alpha < 0:
+        warnings.warn(
+            f"`{name}` is below 0 ({alpha}): the passes that predict a row worst count most then; they spread less "
+            "than with 0, which is MC dropout as usual, and a noise that is learned grows. The paper has 0 to 1.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return alpha
+
+
 def _noise(name: str, value: Any) -> Any:
     if value not in ("constant", "heteroscedastic"):
         raise ValueError(f'`{name}` must be "constant" or "heteroscedastic"; got {value!r}.')
@@ -284,7 +298,7 @@ def _whole(value: Any) -> int | None:
 
 
 RULES: dict[str, Callable[[str, Any], Any]] = {
-    "alpha": check_number,
+    "alpha": _alpha,
     "dropout": check_share,
     "input_dropout": check_share,
     "length_scale": partial(check_number, least=0),
