@@ -2,14 +2,26 @@
 
 import math
 
+import numpy as np
+import pandas as pd
 import pytest
 import scipy.optimize
+import scipy.special
 import torch
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 import bbalpha
-from bbalpha import calibration
-from bbalpha.calibration import conformal_intervals, conformal_sets, fit_precision, fit_temperature
+from bbalpha import BBAlphaClassifier, BBAlphaRegressor, calibration
+from bbalpha.calibration import (
+    ConformalSets,
+    TemperedClassifier,
+    conformal_intervals,
+    conformal_sets,
+    fit_precision,
+    fit_temperature,
+)
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
 
 
@@ -64,6 +76,95 @@ def test_precision_maximises_the_likelihood_of_the_mixture(rate):
     assert loss(math.log(tau)) == pytest.approx(best.fun, abs=1e-5)
     if rate < 0.1:
         assert tau == pytest.approx(1 / 0.09, rel=0.3)
+
+
+@pytest.fixture(scope="module")
+def overconfident():
+    """A pipeline whose classifier has learnt noisy labels by heart, and rows that it has not seen."""
+    rng = np.random.RandomState(0)
+    X = 50 + 9 * rng.normal(size=(300, 3))
+    flipped = rng.rand(300) < 0.3
+    y = np.where((X[:, 0] > 50) ^ flipped, "yes", "no")
+    inner = BBAlphaClassifier(epochs=60, length_scale=0.0, dropout=0.02, n_predict_passes=20, random_state=0)
+    return make_pipeline(StandardScaler(), inner).fit(X[:80], y[:80]), X[80:], y[80:]
+
+
+def nll(model, X, y):
+    return -np.log(model.predict_proba(X)[np.arange(len(y)), np.searchsorted(model.classes_, y)]).mean()
+
+
+def test_the_temperature_of_a_pipeline_makes_its_probabilities_truer(overconfident):
+    model, X, y = overconfident
+    calibrated = fit_temperature(model, X[:110], pd.Series(y[:110], index=range(7, 117)))
+    assert calibrated.temperature > 1.3
+    assert nll(calibrated, X[110:], y[110:]) < nll(model, X[110:], y[110:]) - 0.02
+    np.testing.assert_array_equal(calibrated.predict(X), model.predict(X))
+    np.testing.assert_allclose(calibrated.predict_proba(X).sum(1), 1)
+    np.testing.assert_allclose(np.exp(calibrated.predict_log_proba(X)), calibrated.predict_proba(X))
+
+
+def test_the_temperature_of_an_estimator_is_the_likeliest_of_its_mean_probabilities(overconfident):
+    model, X, y = overconfident
+    logs = model.predict_log_proba(X)
+    index = np.searchsorted(model.classes_, y)
+
+    def loss(t):
+        return -scipy.special.log_softmax(logs / math.exp(t), 1)[np.arange(len(y)), index].mean()
+
+    best = scipy.optimize.minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-8})
+    assert fit_temperature(model, X, y).temperature == pytest.approx(math.exp(best.x), rel=1e-3)
+    assert fit_temperature(model, X, list(y)).temperature == pytest.approx(math.exp(best.x), rel=1e-3)
+
+
+def test_what_a_temperature_does_not_know_is_nan(overconfident):
+    model, X, y = overconfident
+    p = fit_temperature(model, X, y).predictive(X)
+    assert p.mutual_information.isnan().all()
+    assert p.entropy.isfinite().all()
+
+
+def test_a_temperature_is_written_and_read(overconfident, tmp_path):
+    model, X, y = overconfident
+    calibrated = fit_temperature(model, X, y)
+    calibrated.save(tmp_path / "t")
+    again = TemperedClassifier.load(tmp_path / "t", model)
+    np.testing.assert_array_equal(again.predict_proba(X), calibrated.predict_proba(X))
+    three = BBAlphaClassifier(epochs=1).fit(X, np.arange(len(X)) % 3)
+    with pytest.raises(ValueError, match=r"2 classes of the temperature in .*; got 3"):
+        TemperedClassifier.load(tmp_path / "t", three)
+    with pytest.raises(ValueError, match=r"must hold a ConformalSets; .* holds a TemperedClassifier"):
+        ConformalSets.load(tmp_path / "t")
+    model[-1].save(tmp_path / "model")
+    with pytest.raises(ValueError, match="holds a BBAlphaClassifier, which would be lost"):
+        calibrated.save(tmp_path / "model")
+    BBAlphaClassifier.load(tmp_path / "model")
+
+
+def test_what_is_wrong_with_an_estimator_is_named(overconfident):
+    model, X, y = overconfident
+    with pytest.raises(ValueError, match="takes no options"):
+        fit_temperature(model, X, y, n_passes=7)
+    with pytest.raises(ValueError, match="labels that the model was fitted with; got 'maybe'"):
+        fit_temperature(model, X[:2], ["yes", "maybe"])
+    with pytest.raises(ValueError, match="one entry a row, 220; got 9"):
+        fit_temperature(model, X, y[:9])
+    with pytest.raises(ValueError, match="got none"):
+        fit_temperature(model, X, y[:0])
+    with pytest.raises(TypeError, match="must be a classifier"):
+        fit_temperature(BBAlphaRegressor(epochs=1, n_ensemble=1).fit(X, X[:, 0]), X, X[:, 0])
+    with pytest.raises(TypeError, match="`model` must be a fitted estimator"):
+        fit_temperature("net", X, y)
+
+
+def test_targets_of_a_network_may_be_arrays():
+    model, x = Scaled(2.0), torch.randn(60, 3)
+    y = torch.randint(3, (60,))
+    expected = fit_temperature(model, x, y, n_passes=5, seed=0)
+    for target in (y.numpy(), pd.Series(y.numpy()), y.tolist()):
+        assert fit_temperature(model, x, target, n_passes=5, seed=0) == expected
+    assert fit_precision(model, x, x.numpy() + 1, n_passes=5, seed=0) == fit_precision(
+        model, x, x + 1, n_passes=5, seed=0
+    )
 
 
 # ------------------------------------------------------------------------------ conformal
@@ -185,7 +286,7 @@ def one_axis(N):
         (lambda: fit_temperature(Scaled(1.0), torch.ones(4, 3), torch.full((4,), 3)), ValueError, "0 to 2; got 3"),
         (lambda: fit_precision(Scaled(1.0), torch.ones(4, 3), torch.zeros(4)), ValueError, r"one pass, \(4, 3\)"),
         (lambda: fit_precision(Scaled(0.0), torch.ones(4, 1), torch.zeros(4, 1)), ValueError, "predicted exactly"),
-        (lambda: fit_precision(Scaled(1.0), torch.ones(4, 1), [0.0] * 4), TypeError, "got list"),
+        (lambda: fit_precision(Scaled(1.0), torch.ones(4, 1), ["a"] * 4), TypeError, "real numbers; got <U1 in a list"),
         (lambda: fit_precision(Scaled(1.0), torch.ones(4, 1), torch.zeros(4, 1) * 1j), TypeError, "real numbers"),
         (lambda: fit_precision(Scaled(1.0), torch.ones(4, 1), torch.tensor(0.0)), ValueError, "got none"),
     ],

@@ -1,40 +1,67 @@
 """Make the numbers true on held-out data: temperature, noise precision, conformal intervals and sets.
 
 `fit_temperature` and `fit_precision` choose one number by the likelihood of the MC predictive on validation data.
-The conformal ones turn a prediction into intervals or sets that hold the truth with the asked frequency, whatever
-the model, as long as calibration rows and new rows come from the same place; the model decides how wide each is.
+The conformal ones, of `bbalpha.conformal`, turn a prediction into intervals or sets with a guarantee.
 
-    guard = conformal_intervals(predict_regression(net, x_held_out, precision=4.0), y_held_out, coverage=0.9)
-    low, high = guard.interval(predict_regression(net, x_new, precision=4.0))
+    temperature = fit_temperature(net, x_held_out, y_held_out)          # predict_classification(..., temperature=)
+    calibrated = fit_temperature(model, X_held_out, y_held_out)         # an estimator or a pipeline: one more of them
+    calibrated.predict_proba(X_new); calibrated.save("temperature")
+    guard = conformal_sets(calibrated, X_more, y_more, coverage=0.9)    # rows that neither has seen: `conformal.py`
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bbalpha._engine.batches import PassOptions, collect
 from bbalpha._engine.inputs import BatchDim
 from bbalpha._engine.planning import Masks
-from bbalpha.checks import check_inner_share, check_real, check_same_shape
+from bbalpha._reach import predictive, reach
+from bbalpha.checkpoint import read_kind, write_kind
+from bbalpha.checks import check_number, check_same_shape, check_targets
+from bbalpha.conformal import ConformalIntervals as ConformalIntervals
+from bbalpha.conformal import ConformalSets as ConformalSets
+from bbalpha.conformal import class_index
+from bbalpha.conformal import conformal_intervals as conformal_intervals
+from bbalpha.conformal import conformal_sets as conformal_sets
 from bbalpha.objectives import cross_entropy, gaussian_nll
 from bbalpha.prediction import as_logits, predict_regression
-from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
-
-IntervalScore = Literal["quantile", "std", "absolute"]
-SetScore = Literal["probability", "cumulative"]
-
+from bbalpha.predictive import ClassificationPrediction
 
 # ------------------------------------------------------------------------------ one number
 
 
+@overload
 def fit_temperature(
     model: nn.Module,
     x: Any,
-    target: Tensor,
+    target: Any,
+    *,
+    n_passes: int = ...,
+    batch_size: int | None = ...,
+    masks: Masks = ...,
+    seed: int | None = ...,
+    class_axis: int | None = ...,
+    batch_dim: BatchDim = ...,
+    progress: bool | None = ...,
+) -> float: ...
+
+
+@overload
+def fit_temperature(model: Any, x: Any, target: Any) -> "TemperedClassifier": ...
+
+
+def fit_temperature(
+    model: Any,
+    x: Any,
+    target: Any,
     *,
     n_passes: int = 100,
     batch_size: int | None = None,
@@ -43,16 +70,20 @@ def fit_temperature(
     class_axis: int | None = None,
     batch_dim: BatchDim = 0,
     progress: bool | None = None,
-) -> float:
+) -> "float | TemperedClassifier":
     """The temperature, from 1/20 to 20, under which held-out labels are likeliest: above 1 for an overconfident model.
 
-    The likelihood is that of the mean over passes, mean_k softmax(f_k / T), which is what is predicted with. All
-    logits of the held-out rows are kept for it (K, N, C).
+    Of a network it is a number: the likelihood is that of the mean over passes, mean_k softmax(f_k / T), which is what
+    is predicted with. All logits of the held-out rows are kept for it (K, N, C).
+
+    Of a fitted classifier, also in a pipeline or a search, it comes with the classifier, as a `TemperedClassifier`,
+    and `x` and `target` are in its own units and labels. Its networks and passes are a mixture, which has no one set of
+    logits: the logarithms of the mean probabilities are tempered, softmax(log p / T).
 
     Args:
-        model: As in `predict_classification`; so are the options.
+        model: As in `predict_classification`; so are the options. A classifier has its own passes, and takes none.
         x: Held-out inputs, not trained on.
-        target: Their classes (N, ...).
+        target: Their classes (N, ...), as tensor, array, Series or list.
         n_passes: K.
         batch_size: Rows at a time.
         masks: "per_example" or "shared".
@@ -66,25 +97,84 @@ def fit_temperature(
     >>> fit_temperature(net, x, y, n_passes=20) > 1
     True
     """
-    _check_rows(target)
+    if not isinstance(model, nn.Module):
+        if (n_passes, batch_size, masks, seed, class_axis, batch_dim, progress) != _NO_OPTIONS:
+            raise ValueError(
+                "`fit_temperature` of a classifier takes no options: its passes are those of the classifier."
+            )
+        return _temper(model, x, target)
+    target = check_targets(target)
     passes = PassOptions(n_passes, batch_size, masks, seed, batch_dim=batch_dim, progress=progress)
 
     def keep(groups: Iterator[Any], _: Any) -> tuple[Tensor]:
         return (torch.cat([as_logits(g, class_axis) for g in groups]),)
 
     (logits,) = collect(model, x, passes, keep, row_axis=1)
-    _check_rows(target, logits.shape[1])
+    check_targets(target, logits.shape[1])
+    return _best_temperature(logits, target, class_axis)
 
-    def nll(log_temperature: float) -> float:
-        return cross_entropy(logits / math.exp(log_temperature), target, 1.0, class_axis=class_axis).item()
 
-    return math.exp(_minimum(nll, -math.log(20), math.log(20)))
+@dataclass(frozen=True, eq=False)
+class TemperedClassifier:
+    """A fitted classifier whose mean probabilities are made true by a temperature; made by `fit_temperature`.
+
+    Attributes:
+        model: The classifier, or the pipeline or search that holds it.
+        temperature: T of softmax(log p / T).
+    """
+
+    model: Any
+    temperature: float
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """The labels (C,)."""
+        classes: NDArray[Any] = np.asarray(self.model.classes_)
+        return classes
+
+    def predictive(self, X: Any) -> ClassificationPrediction:
+        """The distribution over classes; how much its passes disagree is not known under a temperature, and nan."""
+        found = _classes(self.model, X)
+        return replace(
+            found,
+            log_probs=(found.log_probs / self.temperature).log_softmax(1),
+            expected_entropy=torch.full_like(found.expected_entropy, math.nan),
+        )
+
+    def predict_proba(self, X: Any) -> NDArray[Any]:
+        """Tempered probabilities, in the order of `classes_` (N, C)."""
+        return self.predictive(X).probs.numpy()
+
+    def predict_log_proba(self, X: Any) -> NDArray[Any]:
+        """Their logarithm (N, C)."""
+        return self.predictive(X).log_probs.numpy()
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The likeliest class (N,), which no temperature changes."""
+        label: NDArray[Any] = self.classes_[self.predictive(X).label.numpy()]
+        return label
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the temperature as a folder; the classifier is saved by itself, under another name."""
+        write_kind(path, type(self).__name__, {"temperature": self.temperature, "n_classes": len(self.classes_)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: Any) -> "TemperedClassifier":
+        """What `save` wrote, for the classifier `model` that it was fitted to."""
+        content = read_kind(path, cls.__name__)
+        found = cls(model, check_number("temperature", content.get("temperature"), above=0))
+        if content.get("n_classes") != len(found.classes_):
+            raise ValueError(
+                f"`model` must have the {content.get('n_classes')} classes of the temperature in {str(path)!r}; "
+                f"got {len(found.classes_)}."
+            )
+        return found
 
 
 def fit_precision(
     model: nn.Module,
     x: Any,
-    target: Tensor,
+    target: Any,
     *,
     n_passes: int = 100,
     batch_size: int | None = None,
@@ -100,7 +190,7 @@ def fit_precision(
     Args:
         model: As in `predict_regression`, returning means; so are the options.
         x: Held-out inputs, not trained on.
-        target: Their targets, of the shape of the model's output (N, ...).
+        target: Their targets, of the shape of the model's output (N, ...), as tensor, array, Series or list.
         n_passes: K.
         batch_size: Rows at a time.
         masks: "per_example" or "shared".
@@ -113,7 +203,7 @@ def fit_precision(
     >>> fit_precision(net, x, net(x).detach() + 10) < 0.1              # errors of 10: variance 100
     True
     """
-    _check_rows(target)
+    target = check_targets(target)
     prediction = predict_regression(
         model,
         x,
@@ -125,7 +215,7 @@ def fit_precision(
         progress=progress,
     )
     outputs = prediction.outputs.double()
-    _check_rows(target, outputs.shape[1])
+    check_targets(target, outputs.shape[1])
     check_same_shape(outputs, target)
     error = float((outputs - target).square().mean())
     if not 0 < error < math.inf:
@@ -137,146 +227,35 @@ def fit_precision(
     return math.exp(_minimum(nll, math.log(0.1), math.log(1e5))) / error
 
 
-# ------------------------------------------------------------------------------ conformal
-
-
-@dataclass(frozen=True, eq=False)
-class ConformalIntervals:
-    """Intervals that hold the truth with the asked frequency; made by `conformal_intervals`.
-
-    Attributes:
-        threshold: What the score of a new row stays below with frequency `coverage`, one an output (...).
-        coverage: The frequency.
-        score: What is thresholded.
-    """
-
-    threshold: Tensor
-    coverage: float
-    score: IntervalScore
-
-    def interval(self, prediction: RegressionPrediction) -> tuple[Tensor, Tensor]:
-        """(low, high) of new rows, each (N, ...)."""
-        if prediction.outputs.shape[2:] != self.threshold.shape:
-            raise ValueError(
-                f"`prediction` must have outputs {tuple(self.threshold.shape)} as in calibration; "
-                f"got {tuple(prediction.outputs.shape[2:])}."
-            )
-        if self.score == "quantile":
-            low, high = prediction.interval(self.coverage)
-            middle = (low + high) / 2
-            return torch.minimum(low - self.threshold, middle), torch.maximum(high + self.threshold, middle)
-        half = self.threshold * (prediction.std if self.score == "std" else 1.0)
-        mean = prediction.mean
-        return mean - half, mean + half
-
-
-def conformal_intervals(
-    prediction: RegressionPrediction, target: Tensor, *, coverage: float = 0.9, score: IntervalScore = "quantile"
-) -> ConformalIntervals:
-    """Split-conformal intervals, calibrated on held-out rows: each output holds the truth with `coverage` or more.
-
-    The guarantee is for a new row from where the calibration rows come from, on average over both.
-
-    Args:
-        prediction: Of the calibration rows, by the model and with the options of later predictions.
-        target: Their targets (N, ...).
-        coverage: Between 0 and 1.
-        score: "quantile" widens or narrows the mixture's own interval by one amount; "std" divides the error by
-            the predicted deviation; both give unsure rows wider intervals. "absolute" gives all rows one width.
-
-    >>> p = RegressionPrediction(torch.randn(20, 99), torch.tensor(1.0))
-    >>> low, high = conformal_intervals(p, torch.zeros(99), coverage=0.9).interval(p)
-    >>> ((low <= 0) & (high >= 0)).sum()
-    tensor(90)
-    """
-    check_inner_share("coverage", coverage)
-    mean = prediction.mean
-    _check_rows(target, len(mean))
-    if target.shape != mean.shape or not bool(target.isfinite().all()):
-        raise ValueError(f"`target` must be finite, of the shape {tuple(mean.shape)}; got shape {tuple(target.shape)}.")
-    if score == "std":
-        std = prediction.std
-        if not bool((std > 0).all()):
-            raise ValueError('`score="std"` needs a deviation above 0 in every row; got 0. Give a precision.')
-        scores = (target - mean).abs() / std
-    elif score == "quantile":
-        low, high = prediction.interval(coverage)
-        scores = torch.maximum(low - target, target - high)
-    elif score == "absolute":
-        scores = (target - mean).abs()
-    else:
-        raise ValueError(f'`score` must be "quantile", "std" or "absolute"; got {score!r}.')
-    return ConformalIntervals(_finite_sample_quantile(scores, coverage), coverage, score)
-
-
-@dataclass(frozen=True, eq=False)
-class ConformalSets:
-    """Sets of classes that hold the truth with the asked frequency; made by `conformal_sets`.
-
-    Attributes:
-        threshold: What the score of a new row stays below with frequency `coverage` ().
-        coverage: The frequency.
-        score: What is thresholded.
-    """
-
-    threshold: Tensor
-    coverage: float
-    score: SetScore
-
-    def prediction_set(self, prediction: ClassificationPrediction) -> Tensor:
-        """Which classes are in the set of each new row, as bool (N, C); never empty."""
-        inside = _set_scores(prediction, self.score) <= self.threshold
-        return inside.scatter(1, prediction.label[:, None], True)
-
-
-def conformal_sets(
-    prediction: ClassificationPrediction, target: Tensor, *, coverage: float = 0.9, score: SetScore = "probability"
-) -> ConformalSets:
-    """Split-conformal sets of classes, calibrated on held-out rows: they hold the truth with `coverage` or more.
-
-    Args:
-        prediction: Of the calibration rows (N, C), by the model and with the options of later predictions.
-        target: Their classes (N,).
-        coverage: Between 0 and 1.
-        score: "probability" takes all classes above one probability, the smallest sets on average;
-            "cumulative" takes classes from the top until enough is held, larger but fairer to hard rows.
-
-    >>> p = ClassificationPrediction(torch.randn(99, 3).log_softmax(1), torch.zeros(99), torch.zeros(99, 3), 10)
-    >>> inside = conformal_sets(p, torch.zeros(99).long(), coverage=0.9).prediction_set(p)
-    >>> bool(inside[:, 0].sum() >= 90)
-    True
-    """
-    check_inner_share("coverage", coverage)
-    if score not in ("probability", "cumulative"):
-        raise ValueError(f'`score` must be "probability" or "cumulative"; got {score!r}.')
-    prediction.log_prob(target)  # checks the classes
-    _check_rows(target, len(prediction.log_probs))
-    scores = _set_scores(prediction, score).gather(1, target.long()[:, None]).squeeze(1)
-    return ConformalSets(_finite_sample_quantile(scores, coverage), coverage, score)
-
-
 # ------------------------------------------------------------------------------ helpers
 
-
-def _set_scores(prediction: ClassificationPrediction, score: SetScore) -> Tensor:
-    """How far a class is from the top of its row (N, C)."""
-    probs = prediction.probs
-    if probs.ndim != 2:
-        raise ValueError(f"`prediction` must be of one label a row, (N, C); got {tuple(probs.shape)}.")
-    if score == "probability":
-        return 1 - probs
-    ordered, index = probs.sort(dim=1, descending=True, stable=True)
-    return torch.zeros_like(probs).scatter(1, index, ordered.cumsum(1))
+_NO_OPTIONS = (100, None, "per_example", None, None, 0, None)
 
 
-def _finite_sample_quantile(scores: Tensor, coverage: float) -> Tensor:
-    """The ceil((n + 1) coverage)-th smallest score: a new one is not above it with that frequency (n, ...) -> (...)."""
-    n = len(scores)
-    k = math.ceil((n + 1) * coverage - 1e-9)
-    if k > n:
-        least = math.ceil(coverage / (1 - coverage) - 1e-9)
-        raise ValueError(f"`target` must have at least {least} calibration rows for coverage {coverage}; got {n}.")
-    return scores.sort(dim=0).values[k - 1]
+def _temper(model: Any, x: Any, target: Any) -> TemperedClassifier:
+    """`fit_temperature` of an estimator."""
+    estimator, rows = reach(model, x)
+    found = _classes(estimator, rows)
+    index = class_index(estimator.classes_, target)
+    check_targets(index, len(found.log_probs))
+    return TemperedClassifier(model, _best_temperature(found.log_probs[None], index, 2))
+
+
+def _classes(model: Any, x: Any) -> ClassificationPrediction:
+    """What the classifier inside `model` predicts."""
+    found = predictive(model, x)
+    if not isinstance(found, ClassificationPrediction):
+        raise TypeError(f"`model` must be a classifier; {type(model).__name__} predicts a {type(found).__name__}.")
+    return found
+
+
+def _best_temperature(logits: Tensor, target: Tensor, class_axis: int | None) -> float:
+    """Under which the classes are likeliest in the mean over passes (K, N, C, ...)."""
+
+    def nll(log_temperature: float) -> float:
+        return cross_entropy(logits / math.exp(log_temperature), target, 1.0, class_axis=class_axis).item()
+
+    return math.exp(_minimum(nll, -math.log(20), math.log(20)))
 
 
 def _minimum(function: Callable[[float], float], low: float, high: float) -> float:
@@ -297,11 +276,3 @@ def _minimum(function: Callable[[float], float], low: float, high: float) -> flo
             b = low + ratio * (high - low)
             at_b = function(b)
     return (low + high) / 2
-
-
-def _check_rows(target: Tensor, rows: int | None = None) -> None:
-    check_real("target", target)
-    if target.ndim == 0 or len(target) == 0:
-        raise ValueError("`target` must have calibration rows; got none. Hold some data out of training.")
-    if rows is not None and len(target) != rows:
-        raise ValueError(f"`target` must have one entry a row, {rows}; got {len(target)}.")

@@ -303,6 +303,27 @@ def read_folder(path: str | os.PathLike[str]) -> Folder:
     )
 
 
+def write_kind(path: str | os.PathLike[str], kind: str, content: Mapping[str, Any]) -> None:
+    """Write a folder that says of what `kind` it is; it replaces one of the same kind and nothing else."""
+    if (_real(path) / _CONFIG).is_file():
+        held = read_folder(path).content.get("kind", "folder of another kind")
+        if held != kind:
+            raise ValueError(
+                f"`path` must be new or hold a {kind}; {str(path)!r} holds a {held}, which would be lost. Choose "
+                "another name."
+            )
+    write_folder(path, {"kind": kind, **content})
+
+
+def read_kind(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
+    """The content of a folder that says it is of this `kind`; any other is an error."""
+    content = read_folder(path).content
+    held = content.get("kind", "folder of another kind")
+    if held != kind:
+        raise ValueError(f"`path` must hold a {kind}; {str(path)!r} holds a {held}.")
+    return content
+
+
 def _real(path: str | os.PathLike[str]) -> Path:
     """Where `path` leads, links followed."""
     return Path(os.path.realpath(path))

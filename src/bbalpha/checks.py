@@ -5,11 +5,14 @@ check_alpha(float("nan"))        # ValueError: `alpha` must be a finite number; 
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
 from functools import partial
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -123,6 +126,34 @@ def check_real(name: str, t: Tensor) -> None:
         raise TypeError(f"`{name}` must be a tensor of real numbers; got {getattr(t, 'dtype', type(t).__name__)}.")
 
 
+def check_targets(target: Any, rows: int | None = None) -> Tensor:
+    """Targets of held-out rows as a tensor, if there are any, and one for each of `rows`.
+
+    A tensor stays as it is; numbers of an array, a Series or a list keep their precision.
+
+    >>> check_targets([1, 0, 1])
+    tensor([1, 0, 1])
+    """
+    tensor = target if isinstance(target, Tensor) else _tensor(target)
+    check_real("target", tensor)
+    if tensor.ndim == 0 or len(tensor) == 0:
+        raise ValueError("`target` must have calibration rows; got none. Hold some data out of training.")
+    if rows is not None and len(tensor) != rows:
+        raise ValueError(f"`target` must have one entry a row, {rows}; got {len(tensor)}.")
+    return tensor
+
+
+def _tensor(values: Any) -> Tensor:
+    """Numbers of an array, a Series or a list, those in columns of objects too."""
+    array = np.asarray(values)
+    if array.dtype.kind == "O":
+        with suppress(TypeError, ValueError):
+            array = array.astype(np.float64)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"`target` must hold real numbers; got {array.dtype} in a {type(values).__name__}.")
+    return torch.tensor(array.astype(array.dtype.newbyteorder("=")))
+
+
 def check_passes(name: str, t: Tensor) -> None:
     """Refuse a first axis of no passes."""
     if t.shape[0] == 0:
@@ -232,6 +263,19 @@ def check_any_seed(seed: Any) -> int | None:
     return whole
 
 
+def _alpha(name: str, value: Any) -> float:
+    """Any finite number; one below 0 is allowed by the mathematics, and seldom what is meant."""
+    alpha = check_number(name, value)
+    if alpha < 0:
+        warnings.warn(
+            f"`{name}` is below 0 ({alpha}): the passes that predict a row worst count most then; they spread less "
+            "than with 0, which is MC dropout as usual, and a noise that is learned grows. The paper has 0 to 1.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return alpha
+
+
 def _noise(name: str, value: Any) -> Any:
     if value not in ("auto", "constant", "heteroscedastic", "student"):
         raise ValueError(f'`{name}` must be "auto", "constant", "heteroscedastic" or "student"; got {value!r}.')
@@ -262,7 +306,7 @@ def _whole(value: Any) -> int | None:
 
 
 RULES: dict[str, Callable[[str, Any], Any]] = {
-    "alpha": check_number,
+    "alpha": _alpha,
     "dropout": check_share,
     "input_dropout": check_share,
     "length_scale": partial(check_number, least=0),

@@ -1,5 +1,6 @@
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from bbalpha.networks import mlp
 from bbalpha.objectives import CrossEntropy, GaussianNLL
 from bbalpha.training import Progress, cosine, fit
 from bbalpha.training.feed import order
+from bbalpha.training.population import Member, fit_population
 
 
 def rows(n=96, seed=0):
@@ -279,11 +281,6 @@ def test_several_inputs_and_datasets():
     fit(third, Pairs(), **options)
     assert same(first, second)
     assert same(first, third)
-
-
-def test_the_bar_is_quiet_in_pipes(capsys):
-    fit(net(), rows(), objective=GaussianNLL(), epochs=1, progress=True)
-    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -582,6 +579,49 @@ def test_no_bar_is_made_where_none_is_shown(monkeypatch):
     monkeypatch.setattr(tqdm.tqdm, "__new__", refuse)
     fit(net(), rows(8), objective=GaussianNLL(), epochs=1, progress=True)
     fit(net(), rows(8), objective=GaussianNLL(), epochs=1, progress=False)
+
+
+def shown(capsys, **options):
+    """The lines on the error stream, which is no terminal here."""
+    capsys.readouterr()
+    fit(net(), rows(40), objective=GaussianNLL(), learning_rate=0.01, seed=0, **options)
+    found = capsys.readouterr()
+    assert not found.out
+    return found.err.splitlines()
+
+
+def test_where_there_is_no_terminal_a_few_plain_lines_tell(capsys, monkeypatch):
+    lines = shown(capsys, epochs=57, progress=True, validation=0.25)
+    assert len(lines) == 10
+    assert all(re.fullmatch(r"epoch \d+/57: loss [-\d.e+]+, nll [-\d.e+]+", line) for line in lines)
+    assert lines[-1].startswith("epoch 57/57")
+    assert [line.split(":")[0] for line in shown(capsys, epochs=3, progress=True)] == [
+        f"epoch {i}/3" for i in (1, 2, 3)
+    ]
+    monkeypatch.setenv("CI", "1")
+    assert len(shown(capsys, epochs=20, progress=True)) == 10
+
+
+def test_nothing_is_told_where_nobody_asks(capsys):
+    assert shown(capsys, epochs=20) == shown(capsys, epochs=20, progress=False) == []
+
+
+def test_the_last_line_is_that_of_the_epoch_where_training_stopped(capsys):
+    lines = shown(capsys, epochs=100, progress=True, callback=lambda told: told.epoch == 13)
+    assert [line.split(":")[0] for line in lines] == ["epoch 10/100", "epoch 13/100"]
+
+
+def test_a_run_that_goes_on_tells_where(capsys, tmp_path):
+    shown(capsys, epochs=5, checkpoint=tmp_path / "run")
+    lines = shown(capsys, epochs=10, checkpoint=tmp_path / "run", progress=True)
+    assert [line.split(":")[0] for line in lines] == [f"epoch {i}/10" for i in range(5, 11)]
+
+
+def test_a_population_tells_too(capsys):
+    x, y = rows(40)
+    capsys.readouterr()
+    fit_population(x, y, [Member(train=range(40))], epochs=20, progress=True)
+    assert capsys.readouterr().err.splitlines() == [f"epoch {i}/20" for i in range(2, 21, 2)]
 
 
 # ------------------------------------------------------------------------------ resuming

@@ -37,6 +37,8 @@ def separate(x, y, member, sizes, epochs, likelihood="gaussian", **options):
     return net, objective
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:`alpha` is below 0")  # one of these is
+
 MIXED = [
     Member(train=range(100), alpha=0.0, dropout=0.5, seed=3, length_scale=1.0),
     Member(train=range(20, 117), alpha=0.5, dropout=0.05, input_dropout=0.25, seed=4),  # another number of rows

@@ -1,29 +1,48 @@
 """`BBAlphaRegressorCV` and `BBAlphaClassifierCV`: alpha, dropout and prior chosen by cross-validation.
 
 All candidates on all folds are trained at once, as one population; the best by held-out log-likelihood is
-fitted again on all rows, the way RidgeCV does.
+fitted again on all rows, the way RidgeCV does. With a network of one's own they are trained one after the other.
 
     model = BBAlphaRegressorCV(alphas=(0, 0.5, 1), dropouts=(0.01, 0.05)).fit(X, y)
     model.alpha_, model.dropout_, model.cv_results_["mean_test_score"]
+    model.save("model"); BBAlphaRegressorCV.load("model")
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any, Literal, Self
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
+import torch
 from sklearn.model_selection import KFold, StratifiedKFold, check_cv
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from bbalpha.checkpoint import read_folder, write_folder
 from bbalpha.checks import RULES, check_count
-from bbalpha.estimators.base import Array, WholeFit, diverged, keep_arguments, targets, weights
+from bbalpha.estimators.base import (
+    Array,
+    DropoutEstimator,
+    Module,
+    WholeFit,
+    diverged,
+    keep_arguments,
+    read_content,
+    targets,
+    weights,
+)
 from bbalpha.estimators.choices import member, random_rates, train_together
 from bbalpha.estimators.classifier import BBAlphaClassifier, Classification, class_indices
 from bbalpha.estimators.regressor import BBAlphaRegressor, Regression
 from bbalpha.training.bank import Likelihood
+
+DROPOUTS = (0.01, 0.05, 0.2)
+Folds = Sequence[tuple[Array, Array]]
+Candidates = Sequence[dict[str, Any]]
 
 
 class _Search(WholeFit):
@@ -33,16 +52,25 @@ class _Search(WholeFit):
         *WholeFit._fitted_names, "best_estimator_", "best_score_", "cv_results_", "alpha_", "dropout_", "length_scale_",
     )  # fmt: skip
     best_estimator_: Any
+    _kind: ClassVar[type[DropoutEstimator]]
 
     def _checked(self) -> dict[str, Any]:
+        if self.module is not None and not callable(self.module):
+            raise ValueError(f"`module` must be an nn.Module or a function that makes one; got {self.module!r}.")
+        if self.module is not None and self.dropouts is not None:
+            raise ValueError(
+                f"`dropouts` must be None with a `module`, whose rates are its own; got {self.dropouts!r}."
+            )
         lists: dict[str, Any] = {}
         for name, one in (("alphas", "alpha"), ("dropouts", "dropout"), ("length_scales", "length_scale")):
             values = getattr(self, name)
+            if name == "dropouts" and values is None:
+                lists[name] = DROPOUTS if self.module is None else None
+                continue
             lists[name] = list(values) if isinstance(values, Iterable) else []
             if not lists[name]:
                 raise ValueError(f"`{name}` must be a list that holds at least one value; got {values!r}.")
-            for i, value in enumerate(lists[name]):
-                RULES[one](f"{name}[{i}]", value)
+            lists[name] = [RULES[one](f"{name}[{i}]", value) for i, value in enumerate(lists[name])]
         if isinstance(self.cv, (int, np.integer)):
             lists["cv"] = check_count("cv", self.cv, least=2)
         return super()._checked() | lists
@@ -51,10 +79,30 @@ class _Search(WholeFit):
         """Score every candidate on every fold; sets `cv_results_` and returns the best candidate."""
         candidates: list[dict[str, Any]] = [
             {"alpha": a, "dropout": p, "length_scale": s}
-            for a, p, s in product(self.alphas, self.dropouts, self.length_scales)
+            for a, p, s in product(self.alphas, self.dropouts or (None,), self.length_scales)
         ]
         self.seed_ = int(check_random_state(self.random_state).randint(2**30))
         folds = self._folds(X, y, likelihood)
+        score = self._scores if self.module is None else self._scores_apart
+        means = score(X, y, weight, likelihood, folds, candidates)
+        scores = np.reshape(means, (len(folds), len(candidates))).T
+        scores = np.where(np.isfinite(scores), scores, -np.inf)  # what diverged loses
+        if not np.isfinite(scores.mean(1).max()):
+            raise diverged(self)
+        self._tell(candidates, scores)
+        return candidates[int(scores.mean(1).argmax())]
+
+    def _tell(self, candidates: Candidates, scores: Array) -> None:
+        """Set what the search has found: scores (candidates, folds)."""
+        self.cv_results_ = _results(candidates, scores)
+        mean = scores.mean(1)
+        best, self.best_score_ = candidates[int(mean.argmax())], float(mean.max())
+        self.alpha_, self.dropout_, self.length_scale_ = best["alpha"], best["dropout"], best["length_scale"]
+
+    def _scores(
+        self, X: Array, y: Array, weight: Array | None, likelihood: Likelihood, folds: Folds, candidates: Candidates
+    ) -> list[float]:
+        """Mean held-out log-likelihood of every candidate, fold by fold, all trained at once."""
         # candidates of a fold side by side: those of one rate share their masks
         work = [
             (member(self, train, self.seed_ + i, c), test) for i, (train, test) in enumerate(folds) for c in candidates
@@ -64,21 +112,32 @@ class _Search(WholeFit):
         population = train_together(self, X, y, [one for one, _ in work], likelihood, weight)
         held = [test for _, test in work]
         values = population.log_likelihood(X, y, held, n_passes=self.n_predict_passes)
-        means = [
-            np.average(v.double().numpy(), weights=None if weight is None else weight[test] + 1e-300)
-            for v, test in zip(values, held, strict=True)
-        ]
-        scores = np.reshape(means, (len(folds), len(candidates))).T
-        scores = np.where(np.isfinite(scores), scores, -np.inf)  # what diverged loses
-        mean = scores.mean(1)
-        if not np.isfinite(mean.max()):
-            raise diverged(self)
-        self.cv_results_ = _results(candidates, scores)
-        best, self.best_score_ = candidates[int(mean.argmax())], float(mean.max())
-        self.alpha_, self.dropout_, self.length_scale_ = best["alpha"], best["dropout"], best["length_scale"]
-        return best
+        return [_mean(v.double().numpy(), weight, test) for v, test in zip(values, held, strict=True)]
 
-    def _folds(self, X: Array, y: Array, likelihood: Likelihood) -> list[tuple[Array, Array]]:
+    def _scores_apart(
+        self, X: Array, y: Array, weight: Array | None, likelihood: Likelihood, folds: Folds, candidates: Candidates
+    ) -> list[float]:
+        """The same for a network of one's own: as `_kind` trains each, one after the other."""
+        means = []
+        for i, (train, test) in enumerate(folds):
+            for candidate in candidates:
+                settings = self._final(candidate) | {"random_state": self.seed_ + i, "n_ensemble": 1}
+                model = self._kind(**settings)
+                try:
+                    model.fit(X[train], y[train], sample_weight=None if weight is None else weight[train])
+                except ValueError as error:
+                    if str(error) != str(diverged(model)):
+                        raise
+                    means.append(-np.inf)
+                else:
+                    means.append(_mean(self._log_prob(model, X[test], y[test]), weight, test))
+        return means
+
+    @abstractmethod
+    def _log_prob(self, model: Any, X: Array, y: Array) -> Array:
+        """Of rows under an estimator of `_kind` (N,)."""
+
+    def _folds(self, X: Array, y: Array, likelihood: Likelihood) -> Folds:
         """Training and held-out rows of every fold; an overlap is an error, whoever made the folds."""
         cv = self.cv
         if isinstance(cv, int):
@@ -103,8 +162,47 @@ class _Search(WholeFit):
         return "best_estimator_" in vars(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the estimator that was fitted on all rows; `load_estimator` reads it."""
-        self._fitted().save(path)
+        """Write the estimator that was fitted on all rows, which `load_estimator` reads, and what the search found."""
+        best = self._fitted()
+        search = {
+            "kind": type(self).__name__,
+            "candidates": self.cv_results_["params"],
+            "scores": torch.as_tensor(np.stack(_splits(self.cv_results_), 1)),
+            "seed": self.seed_,
+            "cv": int(self.cv) if isinstance(self.cv, (int, np.integer)) else None,
+        }
+        with TemporaryDirectory() as place:
+            best.save(os.path.join(place, "best"))
+            content = read_folder(os.path.join(place, "best")).content
+        write_folder(path, content | {"search": search})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, module: Module | None = None) -> Self:
+        """The fitted search in a folder written by `save`; `module` again where one of your own was used.
+
+        `random_state`, and `cv` where it is no number, are not kept.
+        """
+        content = read_content(path)
+        search: Any = content.get("search")
+        held = search.get("kind") if isinstance(search, dict) else content["kind"]
+        if held != cls.__name__:
+            raise ValueError(f"`path` must hold a {cls.__name__}; {str(path)!r} holds a {held}.")
+        best = cls._kind.load(path, module=module)
+        try:
+            candidates, scores = search["candidates"], search["scores"].numpy()
+            lists = {f"{name}s": tuple(dict.fromkeys(c[name] for c in candidates)) for name in candidates[0]}
+            if lists["dropouts"] == (None,):
+                lists["dropouts"] = None  # type: ignore[assignment]
+            shared = {k: v for k, v in best.get_params(deep=False).items() if k in cls().get_params(deep=False)}
+            found = cls(**shared | lists | {"cv": 5 if search["cv"] is None else search["cv"]})
+            found._tell(candidates, scores)
+            found.seed_ = check_count("seed", search["seed"], least=0)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"`path` must hold a whole {cls.__name__}; {str(path)!r} does not: {error!r}.") from error
+        found.best_estimator_ = best
+        rest = set(cls._fitted_names) & set(vars(best)) - set(vars(found))
+        found.__dict__.update({name: vars(best)[name] for name in rest})
+        return found
 
     def _fitted(self) -> Any:
         """The estimator that was fitted on all rows."""
@@ -117,10 +215,12 @@ class BBAlphaRegressorCV(Regression, _Search):
 
     Args:
         alphas: Candidates.
-        dropouts: Candidates for the rate at hidden units.
+        dropouts: Candidates for the rate at hidden units; None is (0.01, 0.05, 0.2), and what is wanted with a
+            `module`, whose rates are its own.
         length_scales: Candidates for l of the prior.
         cv: Number of folds (shuffled), or a scikit-learn splitter.
-        hidden_layer_sizes: This and what follows as in `BBAlphaRegressor`, in the search too.
+        hidden_layer_sizes: This and what follows as in `BBAlphaRegressor`, in the search too, where a candidate is one
+            network; those of a `module` are trained one after the other.
 
     Attributes:
         alpha_: The best of the candidates; `dropout_` and `length_scale_` likewise.
@@ -135,11 +235,12 @@ class BBAlphaRegressorCV(Regression, _Search):
     """
 
     _fitted_names = (*_Search._fitted_names, "y_ndim_")
+    _kind = BBAlphaRegressor
 
     def __init__(
         self,
         alphas: Sequence[float] = (0.0, 0.5, 1.0),
-        dropouts: Sequence[float] = (0.01, 0.05, 0.2),
+        dropouts: Sequence[float] | None = None,
         *,
         length_scales: Sequence[float] = (1.0,),
         cv: Any = 5,
@@ -155,6 +256,8 @@ class BBAlphaRegressorCV(Regression, _Search):
         n_ensemble: int | None = None,
         validation_fraction: float | None = None,
         patience: int | None = None,
+        module: Module | None = None,
+        verbose: bool = False,
         random_state: Any = None,
     ) -> None:
         keep_arguments(self, locals())
@@ -171,6 +274,10 @@ class BBAlphaRegressorCV(Regression, _Search):
         self.y_ndim_ = target.ndim
         self.best_estimator_ = BBAlphaRegressor(**self._final(best)).fit(X, y, sample_weight=weight)
 
+    def _log_prob(self, model: Any, X: Array, y: Array) -> Array:
+        scores: Array = model.log_prob(X, y)
+        return scores
+
 
 class BBAlphaClassifierCV(Classification, _Search):
     """`BBAlphaClassifier` with alpha, dropout and prior chosen by cross-validated log-likelihood.
@@ -184,11 +291,12 @@ class BBAlphaClassifierCV(Classification, _Search):
     """
 
     _fitted_names = (*_Search._fitted_names, "classes_")
+    _kind = BBAlphaClassifier
 
     def __init__(
         self,
         alphas: Sequence[float] = (0.0, 0.5, 1.0),
-        dropouts: Sequence[float] = (0.01, 0.05, 0.2),
+        dropouts: Sequence[float] | None = None,
         *,
         length_scales: Sequence[float] = (1.0,),
         cv: Any = 5,
@@ -203,6 +311,8 @@ class BBAlphaClassifierCV(Classification, _Search):
         n_ensemble: int | None = 1,
         validation_fraction: float | None = 0.0,
         patience: int | None = None,
+        module: Module | None = None,
+        verbose: bool = False,
         random_state: Any = None,
     ) -> None:
         keep_arguments(self, locals())
@@ -219,8 +329,26 @@ class BBAlphaClassifierCV(Classification, _Search):
         self.best_estimator_ = BBAlphaClassifier(**self._final(best)).fit(X, y, sample_weight=weight)
         self.classes_ = self.best_estimator_.classes_
 
+    def _log_prob(self, model: Any, X: Array, y: Array) -> Array:
+        unknown = np.setdiff1d(y, model.classes_)
+        if len(unknown):
+            raise ValueError("`cv` must train on every class that it holds out; a fold lacks one.")
+        scores: Array = model.predict_log_proba(X)[np.arange(len(y)), np.searchsorted(model.classes_, y)]
+        return scores
 
-def _results(candidates: Sequence[dict[str, float]], scores: Array) -> dict[str, Any]:
+
+def _mean(values: Array, weight: Array | None, rows: Array) -> float:
+    """Of held-out rows, by their weights."""
+    return float(np.average(values, weights=None if weight is None else weight[rows] + 1e-300))
+
+
+def _splits(results: Mapping[str, Any]) -> list[Array]:
+    """The scores of all candidates, one array a fold."""
+    n = sum(name.startswith("split") for name in results)
+    return [results[f"split{i}_test_score"] for i in range(n)]
+
+
+def _results(candidates: Candidates, scores: Array) -> dict[str, Any]:
     """Scores (candidates, folds) in the form GridSearchCV gives them."""
     results: dict[str, Any] = {f"param_{name}": np.array([c[name] for c in candidates]) for name in candidates[0]}
     results["params"] = list(candidates)
@@ -232,7 +360,7 @@ def _results(candidates: Sequence[dict[str, float]], scores: Array) -> dict[str,
     return results
 
 
-def _check_folds(folds: Sequence[tuple[Array, Array]], n_rows: int) -> None:
+def _check_folds(folds: Folds, n_rows: int) -> None:
     if not folds:
         raise ValueError("`cv` must give at least one fold; got none.")
     for i, fold in enumerate(folds):
@@ -244,7 +372,7 @@ def _check_folds(folds: Sequence[tuple[Array, Array]], n_rows: int) -> None:
                 )
 
 
-def _check_apart(folds: Sequence[tuple[Array, Array]]) -> None:
+def _check_apart(folds: Folds) -> None:
     for i, (train, test) in enumerate(folds):
         both = np.intersect1d(train, test)
         if len(both):

@@ -119,7 +119,7 @@ def network(model: str, *, dropout: float = 0.5) -> nn.Sequential:
     return mlp([784, 100, 100, 10], dropout=dropout) if model == "dense" else cnn(dropout=dropout)
 
 
-def run(unit: Unit, config: Config, digits: Digits, folder: Path, *, progress: bool = False) -> list[Row]:
+def run(unit: Unit, config: Config, digits: Digits, folder: Path, *, progress: bool | None = False) -> list[Row]:
     """Train and test one network; a row an epoch.
 
     Args:
@@ -166,7 +166,8 @@ def reproduce(
         settings = asdict(config)
         kept = skeleton.open_ledger(path, command=command, quick=quick, seed=0, settings=settings)
         skeleton.run_units(
-            kept, units(model, alphas, 1 if quick else seeds), partial(_train, config, progress=jobs == 1),
+            kept, units(model, alphas, 1 if quick else seeds),
+            partial(_train, config, progress=None if jobs == 1 else False),
             state=skeleton.state_folder(path, settings=settings), jobs=jobs,
         )  # fmt: skip
         told.append(f"{path}\n{table(kept.rows)}")
@@ -218,7 +219,7 @@ class _Log:
         )
 
 
-def _train(config: Config, unit: Unit, folder: Path, *, progress: bool) -> list[Row]:
+def _train(config: Config, unit: Unit, folder: Path, *, progress: bool | None) -> list[Row]:
     """The rows of one network; in a process of its own, maybe."""
     digits = mnist.load(flat=unit.model == "dense", n_train=config.n_train, n_test=config.n_test)
     with skeleton.threads(1):  # small networks are faster so; train several side by side instead

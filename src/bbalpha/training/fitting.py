@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -56,7 +56,7 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
     callback: Callable[[Progress], bool | None] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
     seed: int | None = None,
 ) -> History:
     """Train `model` in place on K passes a step, and tell how it went.
@@ -89,7 +89,8 @@ def fit(
             are the same run unless `schedule` or `n_passes` is a function of the share done.
         checkpoint_every: Steps between checkpoints; None is every epoch.
         callback: Told of every epoch; training stops where it returns True.
-        progress: Show a bar on terminals and in notebooks.
+        progress: None shows a bar on terminals and in notebooks; True also tells, where there is neither, in ten lines
+            at most on the error stream; False shows nothing.
         seed: None draws one from torch's global generator; an int leaves that untouched.
 
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1))
@@ -214,11 +215,13 @@ def _alone(folder: Path | None) -> Iterator[None]:
         yield
 
 
-def epoch_bar(progress: bool, epochs: int) -> Any:
-    """A progress bar, silent in CI, in pipes and where not wanted."""
+def epoch_bar(progress: bool | None, epochs: int) -> Any:
+    """A progress bar; in CI, in pipes and in files a few plain lines where `progress` is True, and else nothing."""
     notebook = "ipykernel" in sys.modules
-    if not progress or bool(os.environ.get("CI")) or not (notebook or sys.stderr.isatty()):
+    if progress is False:
         return _NoBar()
+    if bool(os.environ.get("CI")) or not (notebook or sys.stderr.isatty()):
+        return _Lines(epochs) if progress else _NoBar()
     home = import_module("tqdm.auto" if notebook else "tqdm")
     return home.tqdm(total=epochs, unit="epoch", leave=False)
 
@@ -226,7 +229,7 @@ def epoch_bar(progress: bool, epochs: int) -> Any:
 class _NoBar:
     """Shows nothing. A bar of tqdm that is switched off takes its lock of all processes nevertheless."""
 
-    def __enter__(self) -> "_NoBar":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -237,6 +240,30 @@ class _NoBar:
 
     def set_postfix(self, *told: Any, **named: Any) -> None:
         pass
+
+
+class _Lines(_NoBar):
+    """A line of text after every tenth of the epochs, and after the last one."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs, self.done, self.shown, self.facts = epochs, 0, 0, ""
+
+    def __exit__(self, *error: object) -> None:
+        if self.done > self.shown:
+            self._show()
+
+    def update(self, n: int = 1) -> None:
+        before, self.done = self.done, self.done + n
+        if 10 * self.done // self.epochs > 10 * before // self.epochs:
+            self._show()
+
+    def set_postfix(self, told: Any = None, refresh: bool = True, **named: Any) -> None:
+        self.facts = ", ".join(f"{name} {value}" for name, value in {**(told or {}), **named}.items())
+
+    def _show(self) -> None:
+        sys.stderr.write(f"epoch {self.done}/{self.epochs}{': ' + self.facts if self.facts else ''}\n")
+        sys.stderr.flush()
+        self.shown = self.done
 
 
 def _check(model: Any, objective: Any, amp: Any) -> None:
