@@ -49,12 +49,26 @@ class Categories(TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: pd.DataFrame) -> pd.DataFrame:
-        columns = {
-            c: (X[c].fillna("missing").astype(str) if self.as_text else pd.Categorical(X[c], dtype=own))
-            for c, own in self.categories_.items()
-        }
+        columns: dict[str, Any] = {}
+        for c, own in self.categories_.items():
+            known = X[c].where(X[c].isin(own.categories))
+            columns[c] = X[c].fillna("missing").astype(str) if self.as_text else known.astype(own)
         X = X.assign(**columns)
         return X.set_axis([f"c{i}" for i in range(X.shape[1])], axis=1)
+
+
+class Behind:
+    """A classifier behind a preparation of its rows; scikit-learn's Pipeline takes NGBoost for never fitted."""
+
+    def __init__(self, preparation: Any, model: Any) -> None:
+        self.preparation, self.model = preparation, model
+
+    def fit(self, X: pd.DataFrame, y: np.ndarray) -> "Behind":
+        self.model.fit(self.preparation.fit_transform(X), y)
+        return self
+
+    def predict_proba(self, X: pd.DataFrame) -> np.ndarray:
+        return self.model.predict_proba(self.preparation.transform(X))
 
 
 def one_hot(table: ClassTable) -> Any:
@@ -70,7 +84,7 @@ def one_hot(table: ClassTable) -> Any:
 def ours(table: ClassTable, seed: int, **arguments: Any) -> Any:
     """Our classifier: on the table as it is if it takes that, else behind the usual pipeline."""
     model = BBAlphaClassifier(**arguments, random_state=seed)
-    return model if getattr(BBAlphaClassifier, "takes_tables", False) else make_pipeline(one_hot(table), model)
+    return model if getattr(BBAlphaClassifier, "takes_tables", False) else Behind(one_hot(table), model)
 
 
 def classifier(method: str, table: ClassTable, seed: int) -> Any:
@@ -80,23 +94,23 @@ def classifier(method: str, table: ClassTable, seed: int) -> Any:
     if method == "mc-dropout":
         return ours(table, seed, **MC_DROPOUT)
     if method == "hist-gbm":
-        return make_pipeline(Categories(), HistGradientBoostingClassifier(random_state=seed))
+        return Behind(Categories(), HistGradientBoostingClassifier(random_state=seed))
     if method == "lightgbm":
         from lightgbm import LGBMClassifier
 
-        return make_pipeline(Categories(), LGBMClassifier(random_state=seed, n_jobs=1, verbose=-1))
+        return Behind(Categories(), LGBMClassifier(random_state=seed, n_jobs=1, verbose=-1))
     if method == "catboost":
         from catboost import CatBoostClassifier
 
         places = [i for i, c in enumerate(table.X) if c in table.words]
         quiet = {"thread_count": 1, "allow_writing_files": False, "verbose": False}
-        return make_pipeline(Categories(True), CatBoostClassifier(random_seed=seed, cat_features=places, **quiet))
+        return Behind(Categories(True), CatBoostClassifier(random_seed=seed, cat_features=places, **quiet))
     if method == "ngboost":
         from ngboost import NGBClassifier
         from ngboost.distns import k_categorical
 
         model = NGBClassifier(Dist=k_categorical(table.n_classes), random_state=seed, verbose=False)
-        return make_pipeline(one_hot(table), model)
+        return Behind(one_hot(table), model)
     makers = {
         "logistic": lambda: LogisticRegression(random_state=seed),
         "mlp": lambda: MLPClassifier(random_state=seed),
@@ -105,7 +119,7 @@ def classifier(method: str, table: ClassTable, seed: int) -> Any:
             [(f"mlp{i}", MLPClassifier(random_state=1000 * i + seed)) for i in range(5)], voting="soft"
         ),
     }
-    return make_pipeline(one_hot(table), makers[method]())
+    return Behind(one_hot(table), makers[method]())
 
 
 def class_scores(probs: np.ndarray, target: np.ndarray) -> dict[str, float]:

@@ -69,10 +69,11 @@ def of_mixture(p: RegressionPrediction) -> Forecast:
 
 def of_gaussian(mean: Array, variance: Array | float) -> Forecast:
     """The forecast of a Gaussian for each row, (N,) and (N,) or a number."""
-    outputs = torch.as_tensor(np.asarray(mean, np.float64))[None, :, None]
-    spread = torch.as_tensor(np.asarray(variance, np.float64)).clamp_min(np.finfo(np.float64).tiny)
-    tau = (spread.reshape(1, -1, 1) if spread.ndim else spread).reciprocal()
-    return of_mixture(RegressionPrediction(outputs, tau.expand_as(outputs).contiguous()))
+    mean = np.asarray(mean, np.float64)
+    variance = np.maximum(np.broadcast_to(variance, mean.shape).astype(np.float64), np.finfo(np.float64).tiny)
+    half = 1.6448536 * np.sqrt(variance)
+    p = RegressionPrediction(torch.as_tensor(mean)[None, :, None], torch.as_tensor(1 / variance)[None, :, None])
+    return Forecast(mean - half, mean + half, mean, mixture=p)
 
 
 def of_quantiles(levels: Array, values: Array, mean: Array) -> Forecast:

@@ -6,6 +6,7 @@ Columns of words stay words and holes stay holes; what a method cannot take it h
 training rows (`versus_peers.py`).
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -76,7 +77,9 @@ def _statsmodels(name: str) -> pd.DataFrame:
 def _vega(name: str) -> pd.DataFrame:
     from vega_datasets import local_data
 
-    return getattr(local_data, name)()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it reads its files in a way that pandas will give up
+        return getattr(local_data, name)()
 
 
 def _coded(codes: Any) -> pd.Series:
