@@ -6,7 +6,8 @@
 Needs pip install 'bbalpha[versus]'. Everybody gets the same rows, decides from training rows alone, and is not tuned.
 Regression has the nine UCI sets with their published splits, classification the tables of versus_tables.py in five
 stratified folds, shuffled anew for every five. A row is on disk as soon as it is known: the command can be stopped and
-started, and started twice for different sets. `--again bbalpha` forgets the rows of a method first.
+started, and started twice for different sets. `--again bbalpha` forgets the rows of a method first. Seconds in rows are
+processor time, which a busy machine does not stretch much.
 How each method becomes a distribution: versus_peers.py, and docs/versus.md in words.
 """
 
@@ -76,11 +77,11 @@ def regress(unit: Regression, _: Path) -> list[Row]:
     names = ("nll", "rmse", "crps", "coverage90", "width90")
 
     def work() -> Row:
-        start = time.perf_counter()
+        start = time.process_time()
         predict = versus_peers.REGRESSORS[unit.method](x, y, unit.split)
-        middle = time.perf_counter()
+        middle = time.process_time()
         forecast = predict(data.X[test])
-        end = time.perf_counter()
+        end = time.process_time()
         if unit.method in versus_peers.TOGETHER:
             seconds.update(seconds_fit=end - start)
         else:
@@ -97,11 +98,11 @@ def classify(unit: Classification, _: Path) -> list[Row]:
     seconds: dict[str, float | None] = {"seconds_fit": None, "seconds_predict": None}
 
     def work() -> Row:
-        start = time.perf_counter()
+        start = time.process_time()
         model = versus_classes.classifier(unit.method, table, unit.fold).fit(table.X.iloc[train], table.y[train])
-        middle = time.perf_counter()
+        middle = time.process_time()
         probs = np.asarray(model.predict_proba(table.X.iloc[test]))
-        seconds.update(seconds_fit=middle - start, seconds_predict=time.perf_counter() - middle)
+        seconds.update(seconds_fit=middle - start, seconds_predict=time.process_time() - middle)
         return versus_classes.class_scores(probs, table.y[test])
 
     return [_row(unit, work, ("log_loss", "accuracy", "ece"), seconds)]

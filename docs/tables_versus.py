@@ -67,12 +67,12 @@ def intervals():
 
 
 def seconds():
-    """Seconds of a fit on one thread, median over splits."""
+    """Processor seconds of a fit on one thread, median over splits."""
     return _seconds(False)
 
 
 def class_seconds():
-    """Seconds of a fit on one thread, of classes."""
+    """Processor seconds of a fit on one thread, of classes."""
     return _seconds(True)
 
 
