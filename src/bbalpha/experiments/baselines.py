@@ -84,14 +84,19 @@ def gp(x_train: Rows, y_train: Rows, x_test: Rows, y_test: Rows, *, seed: int, q
     The bound is maximised on all rows at once, inducing points too (from k-means), by Adam.
     """
     data = Standardised.of(x_train, y_train, x_test, y_test)
+    prediction, noise = gp_prediction(data, seed=seed, quick=quick)
+    return data.scores(prediction) | {"noise": noise * data.unit}
+
+
+def gp_prediction(data: Standardised, *, seed: int, quick: bool = False) -> tuple[RegressionPrediction, float]:
+    """The sparse GP's distribution of the standardised test targets (1, M), and its deviation of the noise."""
     n_steps = 30 if quick else 400 if len(data.x) <= LARGE else 150
     with warnings.catch_warnings():
         numerical = extra("linear_operator.utils.warnings").NumericalWarning
         warnings.simplefilter("ignore", numerical)  # a Cholesky that was tried again with more jitter
         model = fit_gp(data.x, data.y, n_inducing=50, n_steps=n_steps, seed=seed)
         mean, variance = predict_gp(model, data.x_test)
-    noise = model.likelihood.noise.item() ** 0.5 * data.unit
-    return data.scores(RegressionPrediction(mean[None], variance.reciprocal()[None])) | {"noise": noise}
+    return RegressionPrediction(mean[None], variance.reciprocal()[None]), model.likelihood.noise.item() ** 0.5
 
 
 def fit_gp(x: Tensor, y: Tensor, *, n_inducing: int, n_steps: int, seed: int) -> Any:
@@ -144,6 +149,12 @@ def vi_g(
     have draws of their own, which average out over a large batch.
     """
     data = Standardised.of(x_train, y_train, x_test, y_test)
+    prediction, noise = vi_prediction(data, seed=seed, quick=quick)
+    return data.scores(prediction) | {"noise": noise * data.unit}
+
+
+def vi_prediction(data: Standardised, *, seed: int, quick: bool = False) -> tuple[RegressionPrediction, float]:
+    """The distribution of `vi_g` of the standardised test targets (K, M), and its deviation of the noise."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         sizes = (data.x.shape[1], data.hidden, 1)
@@ -156,7 +167,7 @@ def vi_g(
     p = predict_regression(
         net, data.x_test.float(), n_passes=50 if quick else 200, precision=tau, seed=seed, progress=False
     )
-    return data.scores(RegressionPrediction(p.outputs[..., 0], p.precision)) | {"noise": tau**-0.5 * data.unit}
+    return RegressionPrediction(p.outputs[..., 0], p.precision), tau**-0.5
 
 
 def fit_vi(net: nn.Module, x: Tensor, y: Tensor, *, n_steps: int, seed: int) -> GaussianNLL:
