@@ -85,6 +85,7 @@ def regressor(config: Config) -> list[dict[str, object]]:
 
     def ours(networks: int) -> None:  # with what it holds out by default
         settings = {"n_passes": config.n_passes, "epochs": config.regressor_epochs, "n_ensemble": networks}
+        settings |= {"noise": "constant"}
         BBAlphaRegressor(**settings, **size).fit(X, y)
 
     def theirs() -> None:

@@ -38,9 +38,9 @@ def run(config: Config) -> list[dict[str, object]]:
     rng = np.random.RandomState(config.seed)
     X = rng.normal(size=(config.rows, config.features))
     y = X[:, 0] + 0.1 * rng.normal(size=len(X))
-    settings = {"epochs": config.epochs, "random_state": config.seed}
+    settings = {"epochs": config.epochs, "random_state": config.seed, "hidden_layer_sizes": (50,)}
     kinds = {
-        "BBAlphaRegressor": (bbalpha.BBAlphaRegressor(**settings), y),
+        "BBAlphaRegressor": (bbalpha.BBAlphaRegressor(noise="constant", **settings), y),
         "BBAlphaRegressor, heteroscedastic": (bbalpha.BBAlphaRegressor(noise="heteroscedastic", **settings), y),
         "BBAlphaClassifier": (bbalpha.BBAlphaClassifier(**settings), y > 0),
     }

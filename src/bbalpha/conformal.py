@@ -15,8 +15,8 @@ one, a search over one) with its rows; targets are tensors, arrays, Series or li
 
 import math
 import os
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, overload
+from dataclasses import dataclass, replace
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -26,11 +26,14 @@ from torch import Tensor, nn
 from bbalpha._reach import predictive, reach
 from bbalpha.checkpoint import CorruptModelError, read_kind, write_kind
 from bbalpha.checks import check_inner_share, check_targets
+from bbalpha.lognormal import LogPrediction
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
 
 IntervalScore = Literal["quantile", "std", "absolute"]
 SetScore = Literal["probability", "cumulative"]
-Prediction = TypeVar("Prediction", ClassificationPrediction, RegressionPrediction)
+Regression = RegressionPrediction | LogPrediction
+_PREDICTIONS = (ClassificationPrediction, RegressionPrediction, LogPrediction)
+_CLASSES, _REGRESSION = (ClassificationPrediction,), (RegressionPrediction, LogPrediction)
 _INTERVAL_SCORES, _SET_SCORES = ("quantile", "std", "absolute"), ("probability", "cumulative")
 
 
@@ -54,7 +57,7 @@ class ConformalIntervals:
     column: bool = False
 
     @overload
-    def interval(self, prediction: RegressionPrediction) -> tuple[Tensor, Tensor]: ...
+    def interval(self, prediction: Regression) -> tuple[Tensor, Tensor]: ...
 
     @overload
     def interval(self, prediction: Any, X: Any) -> tuple[NDArray[Any], NDArray[Any]]: ...
@@ -66,10 +69,10 @@ class ConformalIntervals:
             prediction: Of the new rows; or, with `X`, the estimator that was calibrated, for arrays.
             X: The rows of an estimator.
         """
-        low, high = self._ends(_predicted(RegressionPrediction, prediction, X))
+        low, high = self._ends(_predicted(_REGRESSION, prediction, X))
         return (low, high) if X is None else (low.numpy(), high.numpy())
 
-    def _ends(self, prediction: RegressionPrediction) -> tuple[Tensor, Tensor]:
+    def _ends(self, prediction: Regression) -> tuple[Tensor, Tensor]:
         expected = (1,) if self.column else tuple(self.threshold.shape)
         if prediction.outputs.shape[2:] != expected:
             raise ValueError(
@@ -128,7 +131,7 @@ def conformal_intervals(
     check_inner_share("coverage", coverage)
     if score not in _INTERVAL_SCORES:
         raise ValueError(f'`score` must be "quantile", "std" or "absolute"; got {score!r}.')
-    found, truth = _calibration(RegressionPrediction, prediction, target, y)
+    found, truth = _calibration(_REGRESSION, prediction, target, y)
     values = check_targets(truth, found.outputs.shape[1])
     if not isinstance(truth, Tensor):
         values = values.to(found.outputs)
@@ -141,7 +144,7 @@ def conformal_intervals(
     return ConformalIntervals(_finite_sample_quantile(scores, coverage), float(coverage), score, column)
 
 
-def _interval_scores(prediction: RegressionPrediction, target: Tensor, coverage: float, score: IntervalScore) -> Tensor:
+def _interval_scores(prediction: Regression, target: Tensor, coverage: float, score: IntervalScore) -> Tensor:
     """How far each target is outside of what was predicted (N, ...)."""
     if score == "quantile":
         low, high = prediction.interval(coverage)
@@ -155,11 +158,17 @@ def _interval_scores(prediction: RegressionPrediction, target: Tensor, coverage:
     return error / std
 
 
-def _only_output(prediction: RegressionPrediction) -> RegressionPrediction:
+def _only_output(prediction: Regression) -> Regression:
     """The one output of (K, N, 1) without its axis (K, N)."""
+    if isinstance(prediction, LogPrediction):
+        return LogPrediction(_without_axis(prediction.log))
+    return _without_axis(prediction)
+
+
+def _without_axis(prediction: RegressionPrediction) -> RegressionPrediction:
     outputs, tau = prediction.outputs, prediction.precision
     tau = None if tau is None else tau.expand_as(outputs)[..., 0]
-    return RegressionPrediction(outputs[..., 0], tau, prediction.drawn, prediction.used)
+    return replace(prediction, outputs=outputs[..., 0], precision=tau)
 
 
 # ------------------------------------------------------------------------------ sets
@@ -193,7 +202,7 @@ class ConformalSets:
                 of its `classes_`.
             X: The rows of an estimator.
         """
-        found = _predicted(ClassificationPrediction, prediction, X)
+        found = _predicted(_CLASSES, prediction, X)
         inside = _set_scores(found, self.score) <= self.threshold
         inside = inside.scatter(1, found.label[:, None], True)
         return inside if X is None else inside.numpy()
@@ -237,7 +246,7 @@ def conformal_sets(
     check_inner_share("coverage", coverage)
     if score not in _SET_SCORES:
         raise ValueError(f'`score` must be "probability" or "cumulative"; got {score!r}.')
-    found, truth = _calibration(ClassificationPrediction, prediction, target, y)
+    found, truth = _calibration(_CLASSES, prediction, target, y)
     index = check_targets(truth)
     found.log_prob(index)  # checks the classes
     check_targets(index, len(found.log_probs))
@@ -266,12 +275,12 @@ def class_index(classes: Any, target: Any) -> Tensor:
 # ------------------------------------------------------------------------------ helpers
 
 
-def _calibration(kind: type[Prediction], prediction: Any, target: Any, y: Any) -> tuple[Prediction, Any]:
+def _calibration(kinds: tuple[type, ...], prediction: Any, target: Any, y: Any) -> tuple[Any, Any]:
     """The prediction and the truth out of (prediction, target) or (model, X, y)."""
-    if isinstance(prediction, (ClassificationPrediction, RegressionPrediction)):
+    if isinstance(prediction, _PREDICTIONS):
         if y is not None:
             raise ValueError("`y` must be left out after a prediction: its targets come second.")
-        return _predicted(kind, prediction, None), target
+        return _predicted(kinds, prediction, None), target
     if y is None:
         reach_by = "bbalpha.predict_*(net, x)" if isinstance(prediction, nn.Module) else "(model, X, y)"
         raise TypeError(
@@ -279,13 +288,13 @@ def _calibration(kind: type[Prediction], prediction: Any, target: Any, y: Any) -
             f"{type(prediction).__name__} and one argument more. Use {reach_by}."
         )
     estimator, rows = reach(prediction, target)
-    found = _predicted(kind, estimator, rows)
-    return found, class_index(estimator.classes_, y) if kind is ClassificationPrediction else y
+    found = _predicted(kinds, estimator, rows)
+    return found, class_index(estimator.classes_, y) if kinds is _CLASSES else y
 
 
-def _predicted(kind: type[Prediction], prediction: Any, X: Any) -> Prediction:
+def _predicted(kinds: tuple[type, ...], prediction: Any, X: Any) -> Any:
     """The prediction itself, or that of an estimator at the rows `X`, if it is of the kind that is wanted."""
-    given = isinstance(prediction, (ClassificationPrediction, RegressionPrediction))
+    given, kind = isinstance(prediction, _PREDICTIONS), kinds[0]
     if given and X is not None:
         raise ValueError("`X` must be left out where a prediction is given: it has its rows.")
     if not given and X is None:
@@ -293,7 +302,7 @@ def _predicted(kind: type[Prediction], prediction: Any, X: Any) -> Prediction:
             f"`prediction` must be a {kind.__name__}, or an estimator with its rows; got {type(prediction).__name__}."
         )
     found = prediction if given else predictive(prediction, X)
-    if not isinstance(found, kind):
+    if not isinstance(found, kinds):
         raise TypeError(f"`prediction` must be a {kind.__name__}; got a {type(found).__name__}.")
     return found
 

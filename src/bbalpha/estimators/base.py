@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, check_X_y, validate_data
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
@@ -34,12 +34,15 @@ from bbalpha.estimators.choices import (
     train_together,
 )
 from bbalpha.estimators.race import Candidate, Expert, Race, deal
-from bbalpha.training.bank import Likelihood, initial_network, standardiser
+from bbalpha.estimators.screening import is_wide, telling_columns
+from bbalpha.estimators.tables import TableEncoder, needs_encoding
+from bbalpha.training.bank import Likelihood, Member, initial_network, standardiser
 from bbalpha.training.fitting import cosine, fit
 
 Array = NDArray[Any]
 Module = nn.Module | Callable[[int, int], nn.Module]
 _OPTIONAL = ("dropout", "input_dropout", "epochs", "batch_size", "n_ensemble", "validation_fraction", "patience")
+_BLOCK = 2**16  # rows standardised at a time
 FEW = 2000  # rows up to which one thread is quicker than two
 _CHOSEN = ("alpha", "hidden_layer_sizes", "dropout", "input_dropout", "length_scale")  # may be "auto"
 
@@ -55,11 +58,11 @@ class WholeFit(BaseEstimator, ABC):
     # all that a fit may set: what one of them does not set is not left over from another
     _fitted_names: ClassVar[tuple[str, ...]] = ("n_features_in_", "feature_names_in_", "seed_")
 
-    def _fit_whole(self, X: Any, y: Any, sample_weight: Any, **more: Any) -> Self:
+    def _fit_whole(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> Self:
         """Fit another of this kind with the same settings, checked, and take over what it has learnt."""
         other = type(self).__new__(type(self))
         other.__dict__.update(self._unfitted() | self._checked())
-        other._fit(X, y, sample_weight, **more)
+        other._fit(X, y, sample_weight, groups)
         learnt = {name: value for name, value in vars(other).items() if name in self._fitted_names}
         self.__dict__ = self._unfitted() | learnt  # one step: an interrupt comes before it or after it
         return self
@@ -69,12 +72,12 @@ class WholeFit(BaseEstimator, ABC):
 
     def _checked(self) -> dict[str, Any]:
         """The settings that have a rule, as Python's own numbers."""
-        left = {k for k in _CHOSEN if k in vars(self) and isinstance(vars(self)[k], str) and vars(self)[k] == "auto"}
+        left = [k for k in _CHOSEN if k in vars(self) and isinstance(vars(self)[k], str) and vars(self)[k] == "auto"]
         given = {k: v for k, v in vars(self).items() if k in RULES and k not in left}
-        return check_settings(given, optional=_OPTIONAL)
+        return check_settings(given, optional=_OPTIONAL) | {k: None for k in left if "dropout" in k}
 
     @abstractmethod
-    def _fit(self, X: Any, y: Any, sample_weight: Any, **more: Any) -> None:
+    def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> None:
         """Set all fitted attributes."""
 
 
@@ -83,10 +86,12 @@ class DropoutEstimator(WholeFit):
 
     _fitted_names = (
         *WholeFit._fitted_names, "networks_", "objectives_", "uses_module_", "x_mean_", "x_scale_", "dropout_",
-        "input_dropout_", "validation_curves_", "n_iter_", "shares_", "trials_", "scores_",
+        "input_dropout_", "validation_curves_", "n_iter_", "shares_", "trials_", "scores_", "encoder_",
     )  # fmt: skip
     networks_: list[nn.Module]
     objectives_: list[Any]
+    encoder_: TableEncoder | None
+    scores_: Array | None
 
     def _checked(self) -> dict[str, Any]:
         if self.module is not None and not callable(self.module):
@@ -95,13 +100,32 @@ class DropoutEstimator(WholeFit):
 
     def _automatic(self) -> bool:
         """Whether anything of the network is left to the race."""
-        return self.module is None and (is_auto(self.hidden_layer_sizes) or getattr(self, "noise", "") == "auto")
+        chosen = (self.hidden_layer_sizes, self.alpha, self.length_scale, getattr(self, "noise", "constant"))
+        return self.module is None and any(map(is_auto, chosen))
+
+    def _read(self, X: Any, y: Any, sample_weight: Any, **rules: Any) -> tuple[Array, Array, Array | None]:
+        """The table as numbers (N, F), by an encoder where it holds anything else, the targets, and weights."""
+        self.encoder_ = None
+        if self.module is not None or not needs_encoding(X):
+            rows, y = validate_data(self, X, y, dtype=[np.float64, np.float32], **rules)
+            return rows, y, weights(sample_weight, rows)
+        validate_data(self, X, y, skip_check_array=True)  # notes the names
+        weight = weights(sample_weight, np.empty((len(X), 1)))
+        self.encoder_ = TableEncoder.fit(X, weight)
+        rows, y = check_X_y(self.encoder_.transform(X), y, dtype=[np.float64, np.float32], **rules)
+        return rows, y, weight
 
     def _scale(self, X: Array, weight: Array | None) -> Tensor:
         """Fit the scalers of X; standardised rows (N, F)."""
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 2**10))
-        self.x_mean_, self.x_scale_ = standardiser(X, partial(np.average, axis=0, weights=weight))
-        return torch.as_tensor((X - self.x_mean_) / self.x_scale_, dtype=torch.float32)
+        average = partial(np.average, axis=0, weights=weight)
+        # column by column: a table in single precision is not copied to double
+        scalers = [standardiser(X[:, [i]].astype(np.float64), average) for i in range(X.shape[1])]
+        self.x_mean_, self.x_scale_ = (np.concatenate(part) for part in zip(*scalers, strict=True))
+        x = torch.empty(X.shape, dtype=torch.float32)
+        for start in range(0, len(X), _BLOCK):
+            x[start : start + _BLOCK] = self._standardised(X[start : start + _BLOCK])
+        return x
 
     def _race(
         self, x: Tensor, targets: dict[bool, Tensor], shifts: dict[bool, Array], weight: Array | None,
@@ -110,14 +134,18 @@ class DropoutEstimator(WholeFit):
         """Choose among the candidates in `grid` and combine the winners, as `Race` has it."""
         self.uses_module_ = False
         effort = effort_of(self.budget)
-        n_folds = self.n_ensemble or (round(1 / self.validation_fraction) if self.validation_fraction else 0)
-        n_folds = n_folds or effort.n_networks
+        if self.validation_fraction == 0:
+            raise ValueError("`validation_fraction` must be above 0 where anything is left to choose; got 0.")
+        n_parts = round(1 / self.validation_fraction) if self.validation_fraction else effort.n_networks
         n_units = len(x) if groups is None else len(np.unique(groups))
-        effort = replace(effort, n_networks=max(2, min(n_folds, n_units)))
-        folds = deal(len(x), effort.n_networks, self.seed_, groups)
+        n_parts = max(2, min(max(n_parts, self.n_ensemble or 0), n_units))
+        folds = deal(len(x), n_parts, self.seed_, groups)[: self.n_ensemble or n_parts]
+        effort = replace(effort, n_networks=len(folds))
         tell = partial(tqdm.write, file=sys.stderr) if self.verbose else lambda text: None
         with one_thread():
-            race = Race(x, targets, shifts, weight, folds, effort, self, self._score(x, targets), self.seed_, tell)
+            columns = self._columns(x, targets[False], folds) if is_wide(*x.shape) else None
+            score = self._score(x, targets)
+            race = Race(x, targets, shifts, weight, folds, effort, self, score, self.seed_, tell, columns)
             if not isinstance(self.budget, str):
                 race.fit_into(float(self.budget), grid)
             experts, self.shares_ = race.run(grid)
@@ -128,6 +156,15 @@ class DropoutEstimator(WholeFit):
         self.dropout_, self.input_dropout_ = best.dropout, best.input_dropout
         self.trials_ = [trial.told() for trial in race.trials]
         return experts
+
+    def _columns(self, x: Tensor, target: Tensor, folds: list[Array]) -> list[Array]:
+        """Of a wide table, the columns that the rows which a network trains on speak for, by fold."""
+        wanted = target if target.is_floating_point() else nn.functional.one_hot(target).float()
+        found = []
+        for held in folds:
+            seen = np.setdiff1d(np.arange(len(x)), held)
+            found.append(telling_columns(x[seen].numpy(), wanted[seen].reshape(len(seen), -1).numpy()))
+        return found
 
     def summary(self) -> str:
         """What was tried and how it fared, as a table: held-out NLL a row after the heats and the final, and weight."""
@@ -142,37 +179,39 @@ class DropoutEstimator(WholeFit):
             lines.append(f"{t['candidate']:<66} {' '.join(cells)} {t['weight']:7.2f}")
         return "\n".join([f"{head}, held-out NLL a row:", *lines])
 
-    def _train(self, X: Array, target: Tensor, weight: Array | None) -> None:
+    def _train(self, X: Array, target: Tensor, weight: Array | None, groups: Array | None) -> None:
         """Fit scalers of X and the networks to standardised rows."""
-        if weight is not None:
-            X, target, weight = X[weight > 0], target[torch.as_tensor(weight > 0)], weight[weight > 0]
         x = self._scale(X, weight)
         self.trials_, self.scores_ = [], None
-        members = candidates(self, np.arange(len(x)), self.seed_, alpha=self.alpha)
+        members = candidates(self, np.arange(len(x)), self.seed_, alpha=self.alpha, groups=groups)
         self.dropout_, self.input_dropout_ = members[0, 0].dropout, members[0, 0].input_dropout
         self.uses_module_ = self.module is not None
         if members.size > 1 and not self.uses_module_:
             self._train_together(x, target, weight, members)
         else:
             data = (x, target) if weight is None else (x, target, torch.as_tensor(weight, dtype=torch.float32))
-            self._train_apart(data, [one.seed for one in members[:, 0]])
+            self._train_apart(data, members[:, 0].tolist(), groups)
         blind = any(len(curve) and not np.isfinite(curve).any() for curve in self.validation_curves_)
         if blind or not all(map(settled, self.networks_, self.objectives_)):
             raise diverged(self)
         self.shares_ = np.full(len(self.networks_), 1 / len(self.networks_))
 
-    def _train_apart(self, data: tuple[Tensor, ...], seeds: Sequence[int]) -> None:
+    def _train_apart(self, data: tuple[Tensor, ...], members: Sequence[Member], groups: Array | None) -> None:
         """Networks of any kind, one after the other."""
         n_rows, n_inputs = data[0].shape
         batch_size, epochs, patience = duration(self, n_rows)
         self.networks_, self.objectives_, histories = [], [], []
-        for seed in seeds:
+        for member in members:
+            seed, train = member.seed, data
+            held: Any = None if patience is None else held_out_share(self, n_rows)
+            if groups is not None and member.validation is not None:
+                train, held = (tuple(t[rows] for t in data) for rows in (member.train, member.validation))
             network, objective = self._network(n_inputs, self._n_outputs(), seed), self._objective()
             try:
                 history = fit(
-                    network, data, objective=objective, epochs=epochs, n_passes=self.n_passes, batch_size=batch_size,
+                    network, train, objective=objective, epochs=epochs, n_passes=self.n_passes, batch_size=batch_size,
                     length_scale=self.length_scale, learning_rate=self.learning_rate, schedule=cosine,
-                    validation=None if patience is None else held_out_share(self, n_rows), patience=patience,
+                    validation=held, patience=patience if held is not None else None,
                     balanced=self.balanced, progress=bool(self.verbose), seed=seed,
                 )  # fmt: skip
             except ValueError as error:
@@ -226,7 +265,15 @@ class DropoutEstimator(WholeFit):
     def _inputs(self, X: Any) -> Tensor:
         """Validated, standardised rows in double precision (N, F)."""
         check_is_fitted(self)
-        return self._standardised(validate_data(self, X, reset=False, dtype=np.float64))
+        if self.encoder_ is None:
+            return self._standardised(validate_data(self, X, reset=False, dtype=np.float64))
+        validate_data(self, X, reset=False, skip_check_array=True)
+        return self._standardised(self.encoder_.transform(X).astype(np.float64, copy=False))
+
+    def unseen(self, X: Any) -> Array:
+        """How many cells of each row are of a kind that no row had at `fit`: new categories, new gaps (N,)."""
+        rows = self._inputs(X)
+        return np.zeros(len(rows), dtype=np.int64) if self.encoder_ is None else self.encoder_.unseen(X)
 
     def _standardised(self, X: Array) -> Tensor:
         return torch.as_tensor((X - self.x_mean_) / self.x_scale_)
@@ -239,19 +286,27 @@ class DropoutEstimator(WholeFit):
     def __sklearn_is_fitted__(self) -> bool:
         return "networks_" in vars(self)
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.string = tags.input_tags.categorical = self.module is None
+        return tags
+
     # ---- folders
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator as a model folder: safetensors and JSON, no pickle."""
         check_is_fitted(self)
         params = {k: v for k, v in self.get_params(deep=False).items() if k not in ("module", "random_state")}
+        if isinstance(params.get("class_weight"), Mapping):  # JSON has names of text alone; a model is not fitted by it
+            params["class_weight"] = None
         names = [k for k in self._fitted_names if k in vars(self) and k not in ("networks_", "objectives_")]
         networks = [
             {"architecture": describe(n), "state": dict(n.state_dict()), "objective": dict(o.state_dict())}
             for n, o in zip(self.networks_, self.objectives_, strict=True)
         ]
         content = {"kind": type(self).__name__, "params": _plain(params), "networks": networks}
-        write_folder(path, content | {"fitted": {k: _plain(vars(self)[k]) for k in names}})
+        fitted = {k: v.content() if isinstance(v := vars(self)[k], TableEncoder) else v for k in names}
+        write_folder(path, content | {"fitted": {k: _plain(v) for k, v in fitted.items()}})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, module: Module | None = None) -> Self:
@@ -267,8 +322,11 @@ class DropoutEstimator(WholeFit):
             even = np.full(len(content["networks"]), 1 / max(1, len(content["networks"])))
             older = {"uses_module_": module is not None, "noise_": getattr(model, "noise", None), "shares_": even}
             older |= {"trials_": (), "scores_": None, "heavy_": np.zeros(len(even), bool), "log_target_": False}
+            older |= {"encoder_": None}
             older = {name: value for name, value in older.items() if name in cls._fitted_names}
             model.__dict__.update({**older, **_array(content["fitted"])})
+            told_of_columns = vars(model)["encoder_"]
+            model.encoder_ = None if told_of_columns is None else TableEncoder.of(told_of_columns)
             told = content["networks"]
             foreign = any(one["architecture"] is None for one in told)
         if foreign and module is None:
@@ -299,8 +357,9 @@ class DropoutEstimator(WholeFit):
             value = vars(self).get(name, np.ones(1))
             if not isinstance(value, np.ndarray) or value.dtype != np.float64 or not np.isfinite(value).all():
                 raise ValueError(f"`{name}` of a {kind} must hold finite numbers; got {value!r}.")
-        features = (check_count("n_features_in_", self.n_features_in_),)
-        shapes = {"x_mean_": features, "x_scale_": features, "feature_names_in_": features}
+        columns = (check_count("n_features_in_", self.n_features_in_),)
+        features = columns if self.encoder_ is None else (len(self.encoder_.names),)
+        shapes = {"x_mean_": features, "x_scale_": features, "feature_names_in_": columns}
         shapes["shares_"] = (len(self.networks_),)
         for name, shape in (shapes | self._shapes(torch.zeros(1, *features, dtype=torch.float64))).items():
             if np.shape(vars(self).get(name, np.empty(shape))) != shape:
@@ -451,6 +510,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "fiub":
             return {"array": torch.as_tensor(value)}
+        if value.dtype.kind in "mM":
+            return {"dates": torch.as_tensor(value.view("i8")), "unit": str(value.dtype)}
         return {"strings": [str(v) for v in value], "object": value.dtype == object}
     if isinstance(value, np.generic):
         return value.item()
@@ -464,6 +525,8 @@ def _array(value: Any) -> Any:
     if isinstance(value, dict):
         if "array" in value:
             return value["array"].numpy()
+        if "dates" in value:
+            return value["dates"].numpy().view(value["unit"])
         if "strings" in value:
             return np.array(value["strings"], dtype=object if value["object"] else None)
         return {k: _array(v) for k, v in value.items()}

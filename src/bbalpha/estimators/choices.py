@@ -81,10 +81,11 @@ def _fewer(found: list[Candidate], settings: Any) -> list[Candidate]:
 
 def _promise(c: Candidate) -> tuple[int, ...]:
     """Small for a candidate that is tried first, where few are."""
-    firm = [(1, "gaussian", RATES[2]), (2, "heteroscedastic", RATES[0]), (2, "heteroscedastic", RATES[2])]
+    firm = [(2, "heteroscedastic", RATES[2]), (2, "heteroscedastic", RATES[0]), (1, "gaussian", RATES[2])]
     firm += [(0, "categorical", CLASS_RATES[1]), (1, "categorical", CLASS_RATES[0]), (2, "categorical", CLASS_RATES[1])]
     kind = (len(c.hidden_layer_sizes), c.likelihood, (c.dropout, c.input_dropout))
-    return (firm.index(kind) if kind in firm else len(firm), int(c.log_target))
+    rank = firm.index(kind) if kind in firm else len(firm)
+    return (rank + 2 * c.log_target, int(c.log_target))
 
 
 def _pairs(settings: Any, pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -138,7 +139,7 @@ def n_held_out(settings: Any, n_rows: int) -> int:
     return held if held >= 5 else 0
 
 
-def candidates(settings: Any, rows: Array, seed: int, *, alpha: float) -> Array:
+def candidates(settings: Any, rows: Array, seed: int, *, alpha: float, groups: Array | None = None) -> Array:
     """The networks that an estimator of these settings chooses from, as members (networks, pairs of rates).
 
     There is one pair unless `dropout` is None and rows are few: many rows tell the rates less from each other, and
@@ -148,18 +149,19 @@ def candidates(settings: Any, rows: Array, seed: int, *, alpha: float) -> Array:
     n = settings.n_ensemble
     if n is None:
         n = N_OF_FEW if few else 1
-    if settings.dropout is not None:
+    if not is_auto(settings.dropout):
         pairs: Sequence[tuple[float, float]] = [(settings.dropout, default_input_dropout(len(rows), settings.dropout))]
     else:
         pairs = [(RATE_OF_MANY, 0.0)] if not few else RATES if held else RATES[:1]
-    rates = dict.fromkeys((p, q if settings.input_dropout is None else settings.input_dropout) for p, q in pairs)
+    rates = dict.fromkeys((p, q if is_auto(settings.input_dropout) else settings.input_dropout) for p, q in pairs)
     if settings.module is None:
         rates = dict.fromkeys(random_rates(settings, list(rates)))
     facts = {"alpha": alpha, "length_scale": settings.length_scale}
     found = np.empty((n, len(rates)), dtype=object)
     for i, j in np.ndindex(found.shape):
         p, q = list(rates)[j]
-        found[i, j] = replace(member(settings, rows, seed + i, facts | {"dropout": p}), input_dropout=q)
+        one = member(settings, rows, seed + i, facts | {"dropout": p}, groups)
+        found[i, j] = replace(one, input_dropout=q)
     return found
 
 
@@ -201,7 +203,23 @@ def best_candidate(nll: Tensor, shape: tuple[int, ...]) -> list[int]:
     return (torch.arange(shape[0]) * shape[1] + best.mean(0).argmin()).tolist()
 
 
-def member(settings: Any, rows: Array, seed: int, candidate: Mapping[str, float]) -> Member:
+def held_out_rows(settings: Any, rows: Array, seed: int, groups: Array | None) -> tuple[Tensor, Tensor | None]:
+    """The rows that a network trains on and those that it holds out, whole groups of them; None holds out none."""
+    shuffled = torch.as_tensor(rows)[order(len(rows), seed=seed, epoch=-1)]
+    held = n_held_out(settings, len(rows))
+    if not held:
+        return torch.as_tensor(rows), None
+    if groups is None:
+        return shuffled[held:], shuffled[:held]
+    first = groups[shuffled.numpy()]
+    chosen = list(dict.fromkeys(first.tolist()))  # groups in a random order
+    sizes = np.cumsum([(first == g).sum() for g in chosen])
+    n_groups = min(int(np.searchsorted(sizes, held)) + 1, len(chosen) - 1)
+    inside = torch.as_tensor(np.isin(first, chosen[:n_groups]))
+    return shuffled[~inside], shuffled[inside] if n_groups else None
+
+
+def member(settings: Any, rows: Array, seed: int, candidate: Mapping[str, Any], groups: Array | None = None) -> Member:
     """The network that an estimator of these settings would train on `rows`, as a member of a population.
 
     Args:
@@ -209,12 +227,12 @@ def member(settings: Any, rows: Array, seed: int, candidate: Mapping[str, float]
         rows: Indices of its training rows; early stopping looks at those of them that `fit` would hold out.
         seed: The estimator's.
         candidate: alpha, dropout and length_scale.
+        groups: Of all rows of the table: those of one are held out together.
     """
-    shuffled = torch.as_tensor(rows)[order(len(rows), seed=seed, epoch=-1)]
-    held = n_held_out(settings, len(rows))
+    train, held = held_out_rows(settings, rows, seed, groups)
     rate = settings.input_dropout
     return Member(
-        train=shuffled[held:] if held else torch.as_tensor(rows), validation=shuffled[:held] if held else None,
-        input_dropout=default_input_dropout(len(rows), candidate["dropout"]) if rate is None else rate,
+        train=train, validation=held,
+        input_dropout=default_input_dropout(len(rows), candidate["dropout"]) if is_auto(rate) else rate,
         learning_rate=settings.learning_rate, seed=seed, **candidate,
     )  # fmt: skip

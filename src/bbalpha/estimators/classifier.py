@@ -7,18 +7,18 @@ row gets the same answer in any company.
     model.predict_proba(X_new), model.predict_mutual_information(X_new)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
-from bbalpha.checks import check_count
+from bbalpha.checks import check_count, check_inner_share
 from bbalpha.estimators.base import (
     FEW,
     Array,
@@ -34,8 +34,8 @@ from bbalpha.estimators.base import (
     some_rows,
     weights,
 )
-from bbalpha.estimators.choices import classification_grid
-from bbalpha.estimators.race import Expert, same_records
+from bbalpha.estimators.choices import classification_grid, is_auto
+from bbalpha.estimators.race import Expert, conformal_level, same_records
 from bbalpha.objectives import CrossEntropy
 from bbalpha.prediction import predict_classification
 from bbalpha.predictive import ClassificationPrediction
@@ -73,11 +73,11 @@ class Classification(ClassifierMixin):
 class BBAlphaClassifier(Classification, DropoutEstimator):
     """A dropout network for classes, trained with the alpha objective; knows how unsure it is.
 
-    Arguments are those of `BBAlphaRegressor`, but for `noise`; `dropout` is 0.05, `n_ensemble` 1, and no rows are held
-    out, unless asked for otherwise; a `module` gives logits (N, C).
+    Arguments are those of `BBAlphaRegressor`, but for `noise`; a `module` gives logits (N, C). `class_weight` is as in
+    scikit-learn: weights by class, or "balanced".
 
     >>> X = np.linspace(-1, 1, 64)[:, None]
-    >>> model = BBAlphaClassifier(epochs=20, random_state=0).fit(X, X[:, 0] > 0)
+    >>> model = BBAlphaClassifier(hidden_layer_sizes=(20,), random_state=0).fit(X, X[:, 0] > 0)
     >>> model.predict([[-0.9], [0.9]]), model.predict_proba([[0.0]]).shape
     (array([False,  True]), (1, 2))
     """
@@ -102,6 +102,7 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
         n_ensemble: int | None = None,
         validation_fraction: float | None = None,
         patience: int | None = None,
+        class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
         module: Module | None = None,
         verbose: bool = False,
         random_state: Any = None,
@@ -113,21 +114,24 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
 
         Rows of one of the `groups` (N,) are held out together, as are rows that are there more than once.
         """
-        return self._fit_whole(X, y, sample_weight, groups=groups)
+        return self._fit_whole(X, y, sample_weight, groups)
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any = None) -> None:
-        X, y = validate_data(self, X, y, dtype=np.float64)
+    def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> None:
+        X, y, weight = self._read(X, y, sample_weight)
         check_classification_targets(y)
-        weight = weights(sample_weight, X)
+        if self.class_weight is not None:
+            by_class = compute_sample_weight(self.class_weight, y)
+            weight = weights(by_class if weight is None else weight * by_class, X)
         groups = check_groups(groups, len(X))
         if weight is not None:
             some = weight > 0
             X, y, weight, groups = X[some], y[some], weight[some], None if groups is None else groups[some]
         self.classes_, index = class_indices(y)
+        groups = same_records(X) if groups is None else groups
         if self._automatic():
             self._choose(X, index, weight, groups)
         else:
-            self._train(X, torch.as_tensor(index), weight)
+            self._train(X, torch.as_tensor(index), weight, groups)
         rows = some_rows(len(X))
         shares = np.bincount(index, weight) / (len(index) if weight is None else weight.sum())
         found = self._standard(self._standardised(X[rows])).log_probs.numpy()[np.arange(len(rows)), index[rows]]
@@ -136,7 +140,6 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
     def _choose(self, X: Array, index: Array, weight: Array | None, groups: Array | None) -> None:
         """The automatic way: a race, and a mixture of its winners."""
         x, target = self._scale(X, weight), torch.as_tensor(index)
-        groups = same_records(X) if groups is None else groups
         experts = self._race(x, {False: target}, {False: np.zeros(len(x))}, weight, groups, classification_grid(self))
         self.objectives_ = [self._objective() for _ in experts]
         if not all(map(settled, self.networks_, self.objectives_)):
@@ -162,6 +165,24 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
             return part.log_prob(targets[False][expert.held]).numpy()
 
         return score
+
+    def predict_set(self, X: Any, coverage: float = 0.9) -> Array:
+        """The classes among which the true one is with frequency `coverage`, as bool (N, C); never empty.
+
+        The rows of `fit`, each under the networks that had not trained on it, say how likely the true class must be
+        held to be let in: new rows from the same source are covered as often, on average, up to what the choice of
+        epochs and weights saw of those rows; whatever the model.
+        """
+        check_inner_share("coverage", coverage)
+        probs = self.predictive(X).probs
+        if self.scores_ is None:
+            raise ValueError(
+                "`predict_set` needs rows that were held out: fit with hidden_layer_sizes='auto', or see "
+                "bbalpha.calibration.conformal_sets."
+            )
+        inside = probs >= 1 - conformal_level(self.scores_[:, None], coverage)[0] - 1e-12
+        found: Array = (inside | (probs == probs.amax(1, keepdim=True))).numpy()
+        return found
 
     def predictive(self, X: Any) -> ClassificationPrediction:
         """The predictive distribution itself; classes are indices into `classes_`."""
@@ -189,7 +210,7 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
         )  # fmt: skip
 
     def _objective(self) -> nn.Module:
-        return CrossEntropy(self.alpha)
+        return CrossEntropy(0.5 if is_auto(self.alpha) else self.alpha)
 
     def _likelihood(self) -> Likelihood:
         return "categorical"

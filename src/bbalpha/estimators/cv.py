@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from sklearn.model_selection import KFold, StratifiedKFold, check_cv
+from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, StratifiedKFold, check_cv
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -29,14 +29,16 @@ from bbalpha.estimators.base import (
     DropoutEstimator,
     Module,
     WholeFit,
+    check_groups,
     diverged,
     keep_arguments,
     read_content,
     targets,
     weights,
 )
-from bbalpha.estimators.choices import member, random_rates, train_together
+from bbalpha.estimators.choices import LIKELIHOODS_OF, member, random_rates, train_together
 from bbalpha.estimators.classifier import BBAlphaClassifier, Classification, class_indices
+from bbalpha.estimators.race import same_records
 from bbalpha.estimators.regressor import BBAlphaRegressor, Regression
 from bbalpha.training.bank import Likelihood
 
@@ -75,16 +77,18 @@ class _Search(WholeFit):
             lists["cv"] = check_count("cv", self.cv, least=2)
         return super()._checked() | lists
 
-    def _search(self, X: Array, y: Array, weight: Array | None, likelihood: Likelihood) -> dict[str, float]:
+    def _search(
+        self, X: Array, y: Array, weight: Array | None, likelihood: Likelihood, groups: Array | None
+    ) -> dict[str, float]:
         """Score every candidate on every fold; sets `cv_results_` and returns the best candidate."""
         candidates: list[dict[str, Any]] = [
             {"alpha": a, "dropout": p, "length_scale": s}
             for a, p, s in product(self.alphas, self.dropouts or (None,), self.length_scales)
         ]
         self.seed_ = int(check_random_state(self.random_state).randint(2**30))
-        folds = self._folds(X, y, likelihood)
+        folds = self._folds(X, y, likelihood, groups)
         score = self._scores if self.module is None else self._scores_apart
-        means = score(X, y, weight, likelihood, folds, candidates)
+        means = score(X, y, weight, likelihood, folds, candidates, groups)
         scores = np.reshape(means, (len(folds), len(candidates))).T
         scores = np.where(np.isfinite(scores), scores, -np.inf)  # what diverged loses
         if not np.isfinite(scores.mean(1).max()):
@@ -100,12 +104,15 @@ class _Search(WholeFit):
         self.alpha_, self.dropout_, self.length_scale_ = best["alpha"], best["dropout"], best["length_scale"]
 
     def _scores(
-        self, X: Array, y: Array, weight: Array | None, likelihood: Likelihood, folds: Folds, candidates: Candidates
-    ) -> list[float]:
+        self, X: Array, y: Array, weight: Array | None, likelihood: Likelihood, folds: Folds, candidates: Candidates,
+        groups: Array | None,
+    ) -> list[float]:  # fmt: skip
         """Mean held-out log-likelihood of every candidate, fold by fold, all trained at once."""
         # candidates of a fold side by side: those of one rate share their masks
         work = [
-            (member(self, train, self.seed_ + i, c), test) for i, (train, test) in enumerate(folds) for c in candidates
+            (member(self, train, self.seed_ + i, c, groups), test)
+            for i, (train, test) in enumerate(folds)
+            for c in candidates
         ]
         for one, _ in work:
             random_rates(self, [(one.dropout, one.input_dropout)])
@@ -115,8 +122,9 @@ class _Search(WholeFit):
         return [_mean(v.double().numpy(), weight, test) for v, test in zip(values, held, strict=True)]
 
     def _scores_apart(
-        self, X: Array, y: Array, weight: Array | None, likelihood: Likelihood, folds: Folds, candidates: Candidates
-    ) -> list[float]:
+        self, X: Array, y: Array, weight: Array | None, likelihood: Likelihood, folds: Folds, candidates: Candidates,
+        groups: Array | None,
+    ) -> list[float]:  # fmt: skip
         """The same for a network of one's own: as `_kind` trains each, one after the other."""
         means = []
         for i, (train, test) in enumerate(folds):
@@ -124,7 +132,8 @@ class _Search(WholeFit):
                 settings = self._final(candidate) | {"random_state": self.seed_ + i, "n_ensemble": 1}
                 model = self._kind(**settings)
                 try:
-                    model.fit(X[train], y[train], sample_weight=None if weight is None else weight[train])
+                    parts = (None if part is None else part[train] for part in (weight, groups))
+                    model.fit(X[train], y[train], *parts)
                 except ValueError as error:
                     if str(error) != str(diverged(model)):
                         raise
@@ -137,13 +146,16 @@ class _Search(WholeFit):
     def _log_prob(self, model: Any, X: Array, y: Array) -> Array:
         """Of rows under an estimator of `_kind` (N,)."""
 
-    def _folds(self, X: Array, y: Array, likelihood: Likelihood) -> Folds:
+    def _folds(self, X: Array, y: Array, likelihood: Likelihood, groups: Array | None) -> Folds:
         """Training and held-out rows of every fold; an overlap is an error, whoever made the folds."""
         cv = self.cv
         if isinstance(cv, int):
-            kind = StratifiedKFold if likelihood == "categorical" else KFold
+            by_class = likelihood == "categorical"
+            kind: Any = StratifiedKFold if by_class else KFold
+            if groups is not None and len(np.unique(groups)) >= cv:
+                kind = StratifiedGroupKFold if by_class else GroupKFold
             cv = kind(cv, shuffle=True, random_state=self.seed_)
-        folds = list(check_cv(cv, y, classifier=likelihood == "categorical").split(X, y))
+        folds = list(check_cv(cv, y, classifier=likelihood == "categorical").split(X, y, groups))
         _check_folds(folds, len(X))
         _check_apart(folds)
         return folds
@@ -262,17 +274,21 @@ class BBAlphaRegressorCV(Regression, _Search):
     ) -> None:
         keep_arguments(self, locals())
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Choose by cross-validation within `X` (N, F) and `y` (N,) or (N, D), then fit on all of it."""
-        return self._fit_whole(X, y, sample_weight)
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
+        """Choose by cross-validation within `X` (N, F) and `y` (N,) or (N, D), then fit on all of it.
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
+        Rows of one of the `groups` (N,) are held out together, as are rows that are there more than once.
+        """
+        return self._fit_whole(X, y, sample_weight, groups)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> None:
         rows, target = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         weight = weights(sample_weight, rows)
-        likelihood: Likelihood = "gaussian" if self.noise == "constant" else "heteroscedastic"
-        best = self._search(rows, targets(target), weight, likelihood)
+        table, groups = targets(target), check_groups(groups, len(rows))
+        groups = same_records(rows, table) if groups is None else groups
+        best = self._search(rows, table, weight, LIKELIHOODS_OF[self.noise][0], groups)
         self.y_ndim_ = target.ndim
-        self.best_estimator_ = BBAlphaRegressor(**self._final(best)).fit(X, y, sample_weight=weight)
+        self.best_estimator_ = BBAlphaRegressor(**self._final(best)).fit(X, y, weight, groups)
 
     def _log_prob(self, model: Any, X: Array, y: Array) -> Array:
         scores: Array = model.log_prob(X, y)
@@ -317,16 +333,17 @@ class BBAlphaClassifierCV(Classification, _Search):
     ) -> None:
         keep_arguments(self, locals())
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Choose by cross-validation within `X` (N, F) and labels `y` (N,), then fit on all of it."""
-        return self._fit_whole(X, y, sample_weight)
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
+        """Choose by cross-validation within `X` (N, F) and labels `y` (N,), then fit on all of it; as the regressor."""
+        return self._fit_whole(X, y, sample_weight, groups)
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
+    def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> None:
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(labels)
         weight = weights(sample_weight, rows)
-        best = self._search(rows, class_indices(labels)[1], weight, "categorical")
-        self.best_estimator_ = BBAlphaClassifier(**self._final(best)).fit(X, y, sample_weight=weight)
+        groups = same_records(rows) if groups is None else check_groups(groups, len(rows))
+        best = self._search(rows, class_indices(labels)[1], weight, "categorical", groups)
+        self.best_estimator_ = BBAlphaClassifier(**self._final(best)).fit(X, y, weight, groups)
         self.classes_ = self.best_estimator_.classes_
 
     def _log_prob(self, model: Any, X: Array, y: Array) -> Array:

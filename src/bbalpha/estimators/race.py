@@ -61,28 +61,31 @@ class Effort:
         final_steps: Steps in the final.
         finalists: Candidates in the final, at most.
         n_networks: Of each finalist: the number of folds.
+        most_passes: K in the final, if the estimator has more.
     """
 
     heat_steps: int
     final_steps: int
     finalists: int
     n_networks: int
+    most_passes: int
 
     def scaled(self, factor: float) -> "Effort":
         """The work of `factor` times the time: shorter or longer training, fewer or more finalists."""
         share = float(np.sqrt(factor))
         return Effort(
             int(np.clip(self.heat_steps * share, 100, 4000)), int(np.clip(self.final_steps * share, 200, 40_000)),
-            int(np.clip(round(self.finalists * share), 1, 8)), self.n_networks,
+            int(np.clip(round(self.finalists * share), 1, 8)), self.n_networks, self.most_passes,
         )  # fmt: skip
 
 
 EFFORTS = {
-    "quick": Effort(heat_steps=0, final_steps=1000, finalists=4, n_networks=3),
-    "standard": Effort(heat_steps=600, final_steps=3000, finalists=3, n_networks=5),
-    "thorough": Effort(heat_steps=1500, final_steps=8000, finalists=5, n_networks=10),
+    "quick": Effort(heat_steps=0, final_steps=600, finalists=4, n_networks=3, most_passes=4),
+    "standard": Effort(heat_steps=600, final_steps=3000, finalists=3, n_networks=5, most_passes=10),
+    "thorough": Effort(heat_steps=1500, final_steps=8000, finalists=5, n_networks=10, most_passes=100),
 }
 N_HEATS = 2  # networks of a candidate in the heats
+HEAT_PASSES = 4  # K in the heats, at most: passes are worth the least at the beginning
 MOST_HELD = 10_000  # rows that a network holds out, at most
 
 
@@ -134,6 +137,7 @@ class Race:
         score: Log-density, by held-out rows (n,), of an expert in the units of its targets.
         seed: Of everything.
         tell: Is told what is being tried.
+        columns: Of a wide table, those that the networks of a fold are given; None gives all.
     """
 
     x: Tensor
@@ -145,8 +149,13 @@ class Race:
     settings: Any
     score: Callable[[Expert], Array]
     seed: int
-    tell: Callable[[str], None] = print
+    tell: Callable[[str], None]
+    columns: list[Array] | None = None
     trials: list[Trial] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.used = None if self.columns is None else np.unique(np.concatenate(self.columns))
+        self.narrow = self.x if self.used is None else self.x[:, self.used]
 
     def run(self, candidates: Sequence[Candidate]) -> tuple[list[Expert], Array]:
         """The networks of the mixture and their weights, which sum to 1; `trials` tells how everyone fared."""
@@ -155,7 +164,7 @@ class Race:
             chosen = self._heats(chosen)
         else:
             self.trials = [Trial(c, float("nan")) for c in chosen]
-        experts = list(self._trained(chosen, self.folds, self.effort.final_steps, "final"))
+        experts = list(self._trained(chosen, self.folds, self.effort.final_steps, self.effort.most_passes, "final"))
         held = np.concatenate(self.folds)
         values = np.full((len(chosen), len(self.x)), -np.inf)  # of every row under those who have not seen it
         for expert in experts:
@@ -191,7 +200,7 @@ class Race:
         held = np.concatenate(folds)
         share = None if self.weight is None else self.weight[held]
         values = np.full((len(candidates), len(self.x)), -np.inf)
-        for expert in self._trained(candidates, folds, self.effort.heat_steps, "heats"):
+        for expert in self._trained(candidates, folds, self.effort.heat_steps, HEAT_PASSES, "heats"):
             i = candidates.index(expert.candidate)
             values[i, expert.held] = self.score(expert) + self.shifts[expert.candidate.log_target][expert.held]
         nll = -np.average(values[:, held], axis=1, weights=share)
@@ -201,7 +210,9 @@ class Race:
         ranked = [candidates[i] for i in np.argsort(nll, kind="stable") if candidates[i].log_target == log]
         return ranked[: self.effort.finalists]
 
-    def _trained(self, candidates: list[Candidate], folds: list[Array], steps: int, stage: str) -> Iterator[Expert]:
+    def _trained(
+        self, candidates: list[Candidate], folds: list[Array], steps: int, most_passes: int, stage: str
+    ) -> Iterator[Expert]:
         """The networks of all candidates on all folds; those of one architecture and likelihood at once."""
         groups: dict[tuple[Any, ...], list[Candidate]] = {}
         for c in candidates:
@@ -211,12 +222,25 @@ class Race:
             self.tell(f"{stage}, {done + 1} of {len(groups)}: {group[0]}{more}")
             pairs = list(product(range(len(folds)), group))
             members = [self._member(c, folds[i], i) for i, c in pairs]
-            population = self._population(members, hidden, likelihood, self.targets[log_target], steps)
+            population = self._population(members, hidden, likelihood, self.targets[log_target], steps, most_passes)
             for m, (i, c) in enumerate(pairs):
                 curve = population.nll[:, m].numpy()
-                yield Expert(
-                    c, population.network(m), folds[i], curve[~np.isnan(curve)], float(population.log_precision[m])
-                )
+                network = self._widened(population.network(m))
+                yield Expert(c, network, folds[i], curve[~np.isnan(curve)], float(population.log_precision[m]))
+
+    def _widened(self, network: nn.Sequential) -> nn.Sequential:
+        """A network of the used columns as one of all columns, whose other weights are 0."""
+        if self.used is None:
+            return network
+        layers: list[Any] = list(network)
+        place = next(i for i, layer in enumerate(layers) if isinstance(layer, nn.Linear))
+        first = layers[place]
+        wide = nn.Linear(self.x.shape[1], first.out_features)
+        with torch.no_grad():
+            wide.weight.zero_()
+            wide.weight[:, self.used] = first.weight
+            wide.bias.copy_(first.bias)
+        return nn.Sequential(*layers[:place], wide, *layers[place + 1 :]).eval()
 
     def _member(self, c: Candidate, held: Array, fold: int) -> Member:
         seen = np.ones(len(self.x), dtype=bool)
@@ -225,19 +249,32 @@ class Race:
             train=torch.as_tensor(np.flatnonzero(seen)), validation=torch.as_tensor(held), alpha=c.alpha,
             dropout=c.dropout, input_dropout=c.input_dropout, length_scale=c.length_scale,
             learning_rate=self.settings.learning_rate, seed=self.seed + fold,
+            columns=self._places(fold),
         )  # fmt: skip
 
+    def _places(self, fold: int) -> list[int] | None:
+        """Where the columns of a fold stand among those that are used."""
+        if self.columns is None or self.used is None:
+            return None
+        places: list[int] = np.searchsorted(self.used, self.columns[fold]).tolist()
+        return places
+
     def _population(
-        self, members: list[Member], hidden: tuple[int, ...], likelihood: Likelihood, y: Tensor, steps: int
-    ) -> Population:
+        self, members: list[Member], hidden: tuple[int, ...], likelihood: Likelihood, y: Tensor, steps: int,
+        most_passes: int = HEAT_PASSES,
+    ) -> Population:  # fmt: skip
         n_rows = len(members[0].train)
         batch_size = self.settings.batch_size or batch_of(n_rows)
-        rows = min(n_rows, max(batch_size, steps * batch_size // 50))  # at least 50 looks at the held-out rows
-        epochs = max(1, round(steps * batch_size / rows))
+        if self.settings.epochs is not None:
+            epochs, rows = self.settings.epochs, n_rows
+        else:
+            rows = min(n_rows, max(batch_size, steps * batch_size // 50))  # at least 50 looks at the held-out rows
+            epochs = max(1, round(steps * batch_size / rows))
         return fit_population(
-            self.x, y, members, epochs=epochs, hidden_layer_sizes=hidden, likelihood=likelihood,
-            n_passes=self.settings.n_passes, batch_size=batch_size, patience=max(5, epochs // 5),
-            sample_weight=self.weight, balanced=self.settings.balanced, epoch_rows=rows,
+            self.narrow, y, members, epochs=epochs, hidden_layer_sizes=hidden, likelihood=likelihood,
+            n_passes=min(self.settings.n_passes, most_passes), batch_size=batch_size,
+            patience=self.settings.patience or max(5, epochs // 5), sample_weight=self.weight,
+            balanced=self.settings.balanced, epoch_rows=rows,
         )  # fmt: skip
 
 
@@ -270,7 +307,8 @@ def stacked(values: Array, weight: Array | None = None, least: float = 0.02) -> 
         joint = weights[:, None] * parts
         weights = (joint / joint.sum(0) * share).sum(1)
     weights[weights < least] = 0.0
-    return weights / weights.sum()
+    found: Array = weights / weights.sum()
+    return found
 
 
 def deal(n_rows: int, n_folds: int, seed: int, groups: Array | None = None) -> list[Array]:
@@ -295,7 +333,31 @@ def deal(n_rows: int, n_folds: int, seed: int, groups: Array | None = None) -> l
 
 def same_records(*columns: Array) -> Array | None:
     """A number for every row, equal for equal rows (N,); None if all differ, or too few do to hold some out."""
-    table = np.ascontiguousarray(np.concatenate([np.asarray(c, np.float64).reshape(len(c), -1) for c in columns], 1))
-    rows = (table + 0.0).view(np.dtype((np.void, table.shape[1] * 8))).ravel()  # -0.0 is 0.0
-    names, index = np.unique(rows, return_inverse=True)
-    return index if 10 <= len(names) < len(table) else None
+    code = np.zeros(len(columns[0]), dtype=np.uint64)
+    for table in columns:
+        for column in np.asarray(table).reshape(len(code), -1).T:
+            bits = (column.astype(np.float64) + 0.0).view(np.uint64)  # -0.0 is 0.0
+            code = _mixed(code ^ _mixed(bits))
+    names, index = np.unique(code, return_inverse=True)
+    return index if 10 <= len(names) < len(code) else None
+
+
+def conformal_level(scores: Array, coverage: float) -> Array:
+    """What the score of a new row stays below with frequency `coverage`, by those of n rows (n, D) -> (D,).
+
+    >>> conformal_level(np.arange(1.0, 10.0)[:, None], 0.8), conformal_level(np.ones((5, 1)), 0.9)
+    (array([8.]), array([inf]))
+    """
+    rank = int(np.ceil((len(scores) + 1) * coverage - 1e-9))
+    if rank > len(scores):
+        return np.full(scores.shape[1], np.inf)
+    found: Array = np.sort(scores, axis=0)[rank - 1]
+    return found
+
+
+def _mixed(bits: Array) -> Array:
+    """64 bits of which each hangs on all of those given."""
+    with np.errstate(over="ignore"):
+        bits = (bits ^ (bits >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
+        found: Array = (bits ^ (bits >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9) + np.uint64(1)
+    return found

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
-from bbalpha.checks import RULES, check_count
+from bbalpha.checks import RULES, check_count, check_flag, check_inner_share
 from bbalpha.estimators.base import (
     FEW,
     Array,
@@ -35,11 +34,10 @@ from bbalpha.estimators.base import (
     settled,
     some_rows,
     targets,
-    weights,
 )
-from bbalpha.estimators.choices import LIKELIHOODS_OF, regression_grid
-from bbalpha.estimators.lognormal import LogPrediction
-from bbalpha.estimators.race import Expert, same_records
+from bbalpha.estimators.choices import LIKELIHOODS_OF, is_auto, regression_grid
+from bbalpha.estimators.race import Expert, conformal_level, same_records
+from bbalpha.lognormal import LogPrediction
 from bbalpha.objectives import GaussianNLL
 from bbalpha.prediction import predict_regression
 from bbalpha.predictive import RegressionPrediction
@@ -89,37 +87,44 @@ class Regression(RegressorMixin):
 
 
 class BBAlphaRegressor(Regression, DropoutEstimator):
-    """A dropout network for real targets, trained with the alpha objective; predicts a distribution.
+    """Dropout networks for real targets, trained with the alpha objective; predicts a distribution.
+
+    By itself it tries architectures, kinds of noise and dropout rates on held-out rows, trains the best in full and
+    combines them (`summary()` tells how they fared). ``hidden_layer_sizes=(50,), noise="constant"`` is the paper's
+    network. Tables go in as pandas reads them: text, categories, dates and gaps are encoded inside.
 
     Args:
-        alpha: 0 is MC dropout as usual, 0.5 the Hellinger value, 1 the predictive likelihood.
-        hidden_layer_sizes: Widths of the hidden layers; a number is one layer.
-        dropout: The rate of being dropped of hidden units. None, up to 2,000 rows, tries four pairs of rates at hidden
-            units and inputs, trained at once, and takes the one under which the held-out rows are likeliest, in the
-            mean over networks (`dropout_`, `input_dropout_`); from there on it is 5/256, 0.02.
-        input_dropout: The rate of the inputs; None is chosen with `dropout`, or, where that is given, equal to it up to
-            2,000 rows and 0 from there on.
-        length_scale: l of the prior N(0, 1/l^2), on standardised data.
+        alpha: 0 is MC dropout as usual, 0.5 the Hellinger value, 1 the predictive likelihood; "auto" tries all three.
+        hidden_layer_sizes: Widths of the hidden layers; a number is one layer; "auto" tries (50,) and (100, 100).
+        noise: "constant" learns one precision for all rows, "heteroscedastic" predicts it from the inputs, "student"
+            the same with the heavy tails of Student's t; "auto" tries all three, and the logarithm of skewed targets.
+        dropout: The rate of being dropped of hidden units; "auto" tries four pairs of rates at hidden units and inputs.
+            Where the rest is given and there are more than 2,000 rows, it is 5/256, 0.02.
+        input_dropout: The rate of the inputs; "auto" is chosen with `dropout`, or, where all else is given, equal to it
+            up to 2,000 rows and 0 from there on.
+        length_scale: l of the prior N(0, 1/l^2), on standardised data; 0 is no prior; "auto" tries 1 and 5.
+        budget: How much to try: "quick", "standard" or "thorough", which do the same work on any machine, or about so
+            many seconds, which do not. Counts where something is left to choose.
         n_passes: K in training.
         n_predict_passes: K in prediction, over all networks.
         balanced: Draw the masks of the passes together, as in `bbalpha.sample`: less noise at equal K.
-        epochs: Times through the data; None chooses by the number of rows.
-        batch_size: Rows a step; None is 32, or 128 from 2,000 rows on.
+        epochs: Times through the data; None chooses by the number of rows and the budget.
+        batch_size: Rows a step; None chooses by the number of rows.
         learning_rate: Of Adam, falling to 0 along a cosine.
-        noise: "constant" learns one precision for all rows; "heteroscedastic" predicts it from the inputs.
-        n_ensemble: Networks, trained from different seeds, whose predictive distributions are averaged; None is five up
-            to 2,000 rows and one from there on.
+        n_ensemble: Networks, trained from different seeds, whose predictive distributions are averaged; in the
+            automatic way those of each candidate, as many as there are parts of the rows to hold out. None chooses.
         validation_fraction: Share of the rows that a network holds out, each others, if that is at least 5 rows: the
             weights of the epoch with the best log-likelihood there are kept. None is 0.2 up to 2,000 rows and 0.1 from
-            there on; 0 trains on all rows to the last epoch, for fewer epochs where these are not given.
+            there on, or one part in `n_ensemble`; 0 trains on all rows to the last epoch, for fewer epochs where these
+            are not given, and leaves nothing to choose by.
         patience: Training stops after so many epochs without a better one; None is a fifth of all.
         module: A network of your own: an nn.Module (N, F) -> (N, D), or a function of (F, D) that makes one; with
             heteroscedastic noise it returns (mean, log_precision).
-        verbose: Show a progress bar.
+        verbose: Tell what is being tried; ten lines a training where there is no terminal.
         random_state: As in scikit-learn.
 
     >>> X = np.linspace(-1, 1, 64)[:, None]
-    >>> model = BBAlphaRegressor(epochs=20, random_state=0).fit(X, X[:, 0])
+    >>> model = BBAlphaRegressor(budget="quick", random_state=0).fit(X, X[:, 0])
     >>> mean, std = model.predict(X[:3], return_std=True)
     >>> mean.shape, bool((std > 0).all())
     ((3,), True)
@@ -160,29 +165,53 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
 
         Rows of one of the `groups` (N,) are held out together, as are rows that are there more than once.
         """
-        return self._fit_whole(X, y, sample_weight, groups=groups)
+        return self._fit_whole(X, y, sample_weight, groups)
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any = None) -> None:
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
-        weight = weights(sample_weight, X)
+    def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> None:
+        X, y, weight = self._read(X, y, sample_weight, multi_output=True, y_numeric=True)
         groups = check_groups(groups, len(X))
         self.y_ndim_, table = y.ndim, targets(y)
+        if weight is not None:
+            some = weight > 0
+            X, table, weight, groups = X[some], table[some], weight[some], None if groups is None else groups[some]
+        groups = same_records(X, table) if groups is None else groups
         if self._automatic():
-            if weight is not None:
-                some = weight > 0
-                X, table, weight, groups = X[some], table[some], weight[some], None if groups is None else groups[some]
             self._choose(X, table, weight, groups)
             return
         self.noise_, self.log_target_ = self.noise, False
         self.y_mean_, self.y_scale_ = standardiser(table, partial(np.average, axis=0, weights=weight))
         target = torch.as_tensor((table - self.y_mean_) / self.y_scale_, dtype=torch.float32)
-        self._train(X, target, weight)
+        self._train(X, target, weight, groups)
         self.heavy_ = np.full(len(self.networks_), self.noise_ == "student")
         if self.noise_ == "constant":
             tau = torch.stack([o.precision.detach() for o in self.objectives_]).double()  # (n_ensemble,)
             self.precision_ = tau.numpy()[:, None] / self.y_scale_**2  # (n_ensemble, D), in units of y
-        rows = some_rows(len(X)) if weight is None else np.flatnonzero(weight)[some_rows(int((weight > 0).sum()))]
+        rows = some_rows(len(X))
         check_converged(self, *self._over_constant(self._standardised(X[rows]), target[rows].double()))
+
+    def predict_interval(self, X: Any, coverage: float = 0.9, *, guarantee: bool = False) -> tuple[Array, Array]:
+        """The central interval that holds `coverage` of the predictive mixture: (low, high), each like the mean.
+
+        Args:
+            X: Rows.
+            coverage: The share of targets that are to lie inside.
+            guarantee: Widen or narrow the levels so that the rows of `fit`, each under the networks that had not
+                trained on it, were covered as often as asked. New rows from the same source then are, on average, up
+                to the chance of so many rows and to what the choice of epochs and weights saw of them; whatever the
+                model. Automatic estimators alone hold such rows.
+        """
+        if not check_flag("guarantee", guarantee):
+            return super().predict_interval(X, coverage)
+        check_inner_share("coverage", coverage)
+        prediction = self.predictive(X)
+        if self.scores_ is None:
+            raise ValueError(
+                "`guarantee` needs rows that were held out: fit with hidden_layer_sizes='auto', or see "
+                "bbalpha.calibration.conformal_intervals."
+            )
+        half = conformal_level(abs(self.scores_ - 0.5), coverage)  # (D,)
+        ends = [torch.stack([_end(prediction, 0.5 + side * h, i) for i, h in enumerate(half)], -1) for side in (-1, 1)]
+        return self._shaped(ends[0]), self._shaped(ends[1])
 
     def _choose(self, X: Array, table: Array, weight: Array | None, groups: Array | None) -> None:
         """The automatic way: a race, and a mixture of its winners, all of which predict mean and log precision."""
@@ -193,7 +222,6 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         standard = {log: (t - scalers[log][0]) / scalers[log][1] for log, t in tables.items()}
         shifts = {log: np.full(len(x), -np.log(scalers[log][1]).sum()) - log * t.sum(1) for log, t in tables.items()}
         grid = regression_grid(self, skewed=True in tables)
-        groups = same_records(X, table) if groups is None else groups
         self.noise_ = "heteroscedastic"
         found = {log: torch.as_tensor(t, dtype=torch.float32) for log, t in standard.items()}
         experts = self._race(x, found, shifts, weight, groups, grid)
@@ -273,9 +301,10 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         return found.outputs.double(), None if found.precision is None else found.precision.double()
 
     def _objective(self) -> nn.Module:
+        alpha = 0.5 if is_auto(self.alpha) else self.alpha  # what was chosen is in `trials_`
         if self.noise_ == "constant":
-            return GaussianNLL(self.alpha)
-        return SplitNLL(self.alpha) if self._splits() else GaussianNLL(self.alpha, precision="predicted")
+            return GaussianNLL(alpha)
+        return SplitNLL(alpha) if self._splits() else GaussianNLL(alpha, precision="predicted")
 
     def _likelihood(self) -> Likelihood:
         return LIKELIHOODS_OF[self.noise_][0]
@@ -297,12 +326,19 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         return {"y_mean_": (D,), "y_scale_": (D,), "precision_": (len(self.networks_), D)}
 
 
+def _end(prediction: RegressionPrediction | LogPrediction, level: float, output: int) -> Tensor:
+    """A quantile of one output (N,), infinite where all rows together do not reach the level."""
+    if not 0 < level < 1:
+        return torch.full_like(prediction.mean[:, output], np.inf if level >= 1 else -np.inf)
+    return prediction.quantile(level)[:, output]
+
+
 def two_heads(expert: Expert) -> nn.Module:
     """The network of an expert, with a head for the log precision where it has one noise level."""
     if expert.candidate.likelihood != "gaussian":
         return expert.network
     layers = list(expert.network.children())
-    last = layers[-1]
+    last: Any = layers[-1]
     wide = nn.Linear(last.in_features, 2 * last.out_features)
     bounded = LOG_PRECISION * np.arctanh(np.clip(expert.log_precision / LOG_PRECISION, -0.999999, 0.999999))
     with torch.no_grad():
@@ -326,4 +362,5 @@ def is_skewed(table: Array) -> bool:
 
 def _skewness(table: Array) -> Array:
     centred = table - table.mean(0)
-    return (centred**3).mean(0) / (centred**2).mean(0) ** 1.5
+    found: Array = (centred**3).mean(0) / (centred**2).mean(0) ** 1.5
+    return found

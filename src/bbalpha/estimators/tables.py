@@ -147,6 +147,26 @@ class TableEncoder:
         return x
 
 
+def needs_encoding(X: Any) -> bool:
+    """Whether `X` holds anything but numbers, or misses some: what scikit-learn's estimators refuse.
+
+    >>> needs_encoding([[1.0, 2.0]]), needs_encoding([[1.0, None]]), needs_encoding([["a", 2.0]])
+    (False, True, True)
+    """
+    if hasattr(X, "iloc") and hasattr(X, "columns"):
+        plain = all(isinstance(dtype, np.dtype) and dtype.kind in "iufb" for dtype in X.dtypes)
+        return not plain or bool(X.isna().to_numpy().any())
+    if hasattr(X, "to_pandas") or isinstance(X, np.ma.MaskedArray):
+        return True
+    try:
+        array = np.asarray(X)
+    except ValueError:
+        return False
+    if array.ndim != 2:
+        return False
+    return array.dtype.kind in "OUSTMm" or (array.dtype.kind == "f" and bool(np.isnan(array).any()))
+
+
 # ------------------------------------------------------------------------------ tables of any kind
 
 

@@ -46,6 +46,7 @@ class Member:
         length_scale: l of the prior, on standardised data.
         learning_rate: Of Adam.
         seed: Of initial weights, order and masks.
+        columns: The inputs that it looks at; None is all. The weights of the others are and stay 0.
     """
 
     train: Sequence[int] | Tensor
@@ -56,6 +57,7 @@ class Member:
     length_scale: float = 1.0
     learning_rate: float = 0.01
     seed: int = 0
+    columns: Sequence[int] | None = None
 
 
 @dataclass
@@ -90,7 +92,11 @@ class Bank:
             targets = [_scaler(y, m, weight) for m in members]
         x_mean, x_scale = (torch.stack(part) for part in zip(*scalers, strict=True))
         y_mean, y_scale = (torch.stack(part) for part in zip(*targets, strict=True))
-        return cls(tuple(members), torch.stack(rows), sizes, x_mean, x_scale, y_mean, y_scale, likelihood, balanced)
+        flat = torch.stack(rows)
+        bank = cls(tuple(members), flat, sizes, x_mean, x_scale, y_mean, y_scale, likelihood, balanced)
+        if (mask := bank.mask()) is not None:
+            bank.flat = flat * mask
+        return bank
 
     @classmethod
     def of(cls, p: Any) -> "Bank":
@@ -99,6 +105,19 @@ class Bank:
         sizes = [p.weights[0][0].shape[2], *(w.shape[1] for w, _ in p.weights)]
         scalers = p.x_mean, p.x_scale, p.y_mean, p.y_scale
         return cls(p.members, torch.cat(parts, 1), sizes, *scalers, p.likelihood, p.balanced)
+
+    def mask(self) -> Tensor | None:
+        """1 for the parameters that move, 0 for weights of inputs that a member does not look at (M, P)."""
+        if all(m.columns is None for m in self.members):
+            return None
+        mask = torch.ones_like(self.flat)
+        weight = self.layers(mask)[0][0][0]
+        for m, member in enumerate(self.members):
+            if member.columns is not None:
+                unused = torch.ones(self.sizes[0], dtype=torch.bool)
+                unused[torch.as_tensor(member.columns, dtype=torch.long)] = False
+                weight[m, :, unused] = 0.0
+        return mask
 
     def layers(self, flat: Tensor) -> tuple[tuple[tuple[Tensor, Tensor], ...], Tensor]:
         """Views of `flat` (M, P): weight (M, out, in) and bias (M, 1, out) of each layer, and log precision (M,)."""

@@ -150,7 +150,7 @@ def _checked(member: Any, n_rows: int, weight: Tensor | None) -> Member:
     if not isinstance(member, Member):
         raise TypeError(f"`members` must be of Member; got {type(member).__name__}.")
     held = None if member.validation is None else _indices("validation", member.validation, n_rows)
-    settings = check_settings({k: v for k, v in vars(member).items() if k not in ("train", "validation")})
+    settings = check_settings({k: v for k, v in vars(member).items() if k not in ("train", "validation", "columns")})
     train = _indices("train", member.train, n_rows)
     if not len(_used(train, weight)):
         raise ValueError("`members` must each have at least one training row of positive weight; one has none.")
@@ -207,7 +207,7 @@ class _Training:
         self.mean_weight = [1.0 if self.weight is None else float(self.weight[r].mean()) for r in self.rows]
         self.alpha = torch.tensor([m.alpha for m in members])[:, None, None]
         self.rate = torch.tensor([m.learning_rate for m in members])[:, None]
-        self.decay = self._decay()
+        self.decay, self.mask = self._decay(), self.bank.mask()
         self.first, self.second = torch.zeros_like(flat), torch.zeros_like(flat)
         self.steps = torch.zeros(len(members), 1)
         self.alive = torch.ones(len(members), dtype=torch.bool)
@@ -258,6 +258,8 @@ class _Training:
             # the gradient of the alpha objective is that of the losses weighted by softmax(-alpha l) over k
             share_k = torch.softmax(-self.alpha[c] * losses.detach(), 1) * weight[c]
             (grad[c],) = torch.autograd.grad(losses, flat, share_k)
+        if self.mask is not None:
+            grad *= self.mask
         self._adam(grad, share, (torch.tensor(counts) > 0)[:, None])
 
     def _adam(self, grad: Tensor, share: Tensor, moving: Tensor) -> None:

@@ -31,9 +31,14 @@ class LogPrediction:
         return self.log.passes_used
 
     @property
+    def outputs(self) -> Tensor:
+        """The means of the passes (K, N, ...)."""
+        return (self.log.outputs + self.log._variance() / 2).clamp(max=_MOST).exp()
+
+    @property
     def mean(self) -> Tensor:
         """Mean of the mixture (N, ...)."""
-        return self._means().mean(0)
+        return self.outputs.mean(0)
 
     @property
     def std(self) -> Tensor:
@@ -43,19 +48,19 @@ class LogPrediction:
     @property
     def epistemic_std(self) -> Tensor:
         """Standard deviation over passes of their means (N, ...)."""
-        return self._means().std(0, correction=0)
+        return self.outputs.std(0, correction=0)
 
     @property
     def aleatoric_std(self) -> Tensor:
         """Root of the mean variance of the passes (N, ...)."""
         variance = self.log._variance()
-        return (self._means().square() * torch.expm1(variance.clamp(max=_MOST))).mean(0).sqrt()
+        return (self.outputs.square() * torch.expm1(variance.clamp(max=_MOST))).mean(0).sqrt()
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log-density of `y` (N, ...), outputs of a row jointly -> (N,); minus infinity for what is not positive."""
-        inside = (y > 0).flatten(1).all(1)
+        inside = (y > 0).reshape(len(y), -1).all(1)
         logs = torch.where(y > 0, y, 1.0).log()
-        return torch.where(inside, self.log.log_prob(logs) - logs.flatten(1).sum(1), -torch.inf)
+        return torch.where(inside, self.log.log_prob(logs) - logs.reshape(len(y), -1).sum(1), -torch.inf)
 
     def cdf(self, y: Tensor) -> Tensor:
         """P(Y <= y) for every output by itself (N, ...)."""
@@ -73,7 +78,3 @@ class LogPrediction:
     def sample(self, n: int, *, seed: int | None = None) -> Tensor:
         """`n` draws for every row (n, N, ...)."""
         return self.log.sample(n, seed=seed).clamp(max=_MOST).exp()
-
-    def _means(self) -> Tensor:
-        """Of every pass (K, N, ...)."""
-        return (self.log.outputs + self.log._variance() / 2).clamp(max=_MOST).exp()
