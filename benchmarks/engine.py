@@ -155,12 +155,13 @@ def interleaved(ways, rounds, unit):
 def peak_memory(code):
     """Peak memory of a process that runs `code`, above that of its imports, in MB."""
     script = (
-        "import resource, torch, bbalpha\nfrom torch import nn\nfrom bbalpha.networks import mlp\n"
+        "import torch, bbalpha\nfrom torch import nn\nfrom bbalpha.networks import mlp\n"
+        # what getrusage tells of a process that a larger one started is the size of the larger one
+        "def peak(): return int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
         "torch.set_num_threads(2)\n"
         "net = mlp([784, 1024, 1024, 1024, 1024, 10])\nx = torch.rand(128, 784)\ny = torch.randint(10, (128,))\n"
         "bbalpha.cross_entropy(bbalpha.sample(net, x[:2], 2), y[:2]).backward()\n"
-        "base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        f"{code}\nprint((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) / 1024)"
+        f"base = peak()\n{code}\nprint((peak() - base) / 1024)"
     )
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
