@@ -282,6 +282,12 @@ def _noise(name: str, value: Any) -> Any:
     return value
 
 
+def _class_weight(name: str, value: Any) -> Any:
+    if value is not None and value != "balanced" and not isinstance(value, Mapping):
+        raise ValueError(f'`{name}` must be None, "balanced" or a weight for each class; got {value!r}.')
+    return value
+
+
 def _budget(name: str, value: Any) -> Any:
     if isinstance(value, str):
         if value not in ("quick", "standard", "thorough"):
@@ -313,6 +319,7 @@ RULES: dict[str, Callable[[str, Any], Any]] = {
     "learning_rate": partial(check_number, above=0),
     "noise": _noise,
     "budget": _budget,
+    "class_weight": _class_weight,
     "seed": _seed_of_64_bits,
     "hidden_layer_sizes": check_widths,
     "n_passes": check_count,

@@ -61,7 +61,15 @@ def test_the_score_is_that_of_separate_fits_on_the_folds():
     assert list(model.cv_results_["param_alpha"]) == [0.0, 1.0]
     for c, alpha in enumerate((0.0, 1.0)):
         for i, (train, test) in enumerate(folds.split(X)):
-            single = BBAlphaRegressor(alpha, dropout=0.1, epochs=10, n_predict_passes=500, random_state=0)
+            single = BBAlphaRegressor(
+                alpha,
+                dropout=0.1,
+                epochs=10,
+                n_predict_passes=500,
+                random_state=0,
+                hidden_layer_sizes=(50,),
+                noise="constant",
+            )
             single.set_params(length_scale=model.length_scales[0])
             single.fit(X[train], y[train])
             score = single.log_prob(X[test], y[test]).mean()
@@ -80,7 +88,13 @@ def test_the_best_candidate_is_fitted_on_all_rows():
         results["mean_test_score"], np.mean([results[f"split{i}_test_score"] for i in range(3)], 0)
     )
     alone = BBAlphaRegressor(
-        model.alpha_, dropout=model.dropout_, length_scale=model.length_scale_, epochs=25, random_state=model.seed_
+        model.alpha_,
+        dropout=model.dropout_,
+        length_scale=model.length_scale_,
+        epochs=25,
+        random_state=model.seed_,
+        hidden_layer_sizes=(50,),
+        noise="constant",
     ).fit(X, y)
     np.testing.assert_array_equal(model.predict(X), alone.predict(X))
     assert model.predict_interval(X, 0.9)[0].shape == model.log_prob(X, y).shape == (90,)
@@ -206,7 +220,9 @@ def test_a_search_is_written_and_read(kind, tmp_path):
 
 def test_folders_without_a_search_are_no_search(tmp_path):
     X, y = rows(20)
-    BBAlphaRegressor(epochs=1, n_ensemble=1).fit(X, y).save(tmp_path / "plain")
+    BBAlphaRegressor(epochs=1, n_ensemble=1, hidden_layer_sizes=(50,), noise="constant").fit(X, y).save(
+        tmp_path / "plain"
+    )
     with pytest.raises(ValueError, match=r"must hold a BBAlphaRegressorCV; .* holds a BBAlphaRegressor\."):
         BBAlphaRegressorCV.load(tmp_path / "plain")
     BBAlphaRegressorCV((0.5,), (0.05,), cv=2, epochs=1).fit(X, y).save(tmp_path / "search")

@@ -36,8 +36,8 @@ def checks(estimator):
 @pytest.mark.parametrize(
     ("estimator", "check"),
     [
-        *checks(BBAlphaRegressor(epochs=15, learning_rate=0.05, n_ensemble=2, n_predict_passes=20)),
-        *checks(BBAlphaClassifier(epochs=10, learning_rate=0.05, n_predict_passes=20)),
+        *checks(BBAlphaRegressor(budget="quick", epochs=15, learning_rate=0.05, n_ensemble=2, n_predict_passes=20)),
+        *checks(BBAlphaClassifier(budget="quick", epochs=10, learning_rate=0.05, n_predict_passes=20)),
     ],
 )
 def test_scikit_learn_checks(estimator, check):
@@ -53,7 +53,9 @@ def curve(n=120, seed=0):
 @pytest.fixture(scope="module")
 def regressor():
     X, y = curve(300)
-    return BBAlphaRegressor(epochs=60, learning_rate=0.02, n_ensemble=2, random_state=0).fit(X, y)
+    return BBAlphaRegressor(
+        epochs=60, learning_rate=0.02, n_ensemble=2, random_state=0, hidden_layer_sizes=(50,), noise="constant"
+    ).fit(X, y)
 
 
 def test_learns_the_curve_and_its_noise(regressor):
@@ -104,9 +106,9 @@ def test_heteroscedastic_noise_follows_the_inputs():
     rng = np.random.RandomState(0)
     X = rng.uniform(-1, 1, (400, 1))
     y = 3 * X[:, 0] + rng.normal(0, np.where(X[:, 0] > 0, 1.0, 0.1))
-    model = BBAlphaRegressor(noise="heteroscedastic", n_ensemble=1, epochs=60, learning_rate=0.02, random_state=0).fit(
-        X, y
-    )
+    model = BBAlphaRegressor(
+        noise="heteroscedastic", n_ensemble=1, epochs=60, learning_rate=0.02, random_state=0, hidden_layer_sizes=(50,)
+    ).fit(X, y)
     _, std = model.predict([[-0.5], [0.5]], return_std=True)
     assert std[1] > 3 * std[0]
     assert not hasattr(model, "precision_")
@@ -114,7 +116,9 @@ def test_heteroscedastic_noise_follows_the_inputs():
 
 def test_several_targets():
     X, y = curve()
-    model = BBAlphaRegressor(epochs=10, random_state=0).fit(X, np.stack([y, -y, X[:, 0]], 1))
+    model = BBAlphaRegressor(epochs=10, random_state=0, hidden_layer_sizes=(50,), noise="constant").fit(
+        X, np.stack([y, -y, X[:, 0]], 1)
+    )
     mean, std = model.predict(X[:4], return_std=True)
     assert mean.shape == std.shape == (4, 3)
     assert model.predict_quantiles(X[:4], [0.1, 0.9]).shape == (4, 3, 2)
@@ -125,7 +129,9 @@ def test_several_targets():
 def test_the_classifier_is_unsure_where_classes_meet_and_ignorant_far_away():
     rng = np.random.RandomState(0)
     X = np.concatenate([rng.normal(-2, 1, (100, 2)), rng.normal(2, 1, (100, 2))])
-    model = BBAlphaClassifier(dropout=0.25, epochs=30, random_state=0).fit(X, np.repeat(["no", "yes"], 100))
+    model = BBAlphaClassifier(
+        dropout=0.25, epochs=30, random_state=0, hidden_layer_sizes=(50,), n_ensemble=1, validation_fraction=0.0
+    ).fit(X, np.repeat(["no", "yes"], 100))
     assert model.score(X, np.repeat(["no", "yes"], 100)) > 0.95
     entropy = model.predict_entropy([[-3.0, -3.0], [0.0, 0.0]])
     assert entropy[1] > 2 * entropy[0]
@@ -139,7 +145,8 @@ def test_the_classifier_is_unsure_where_classes_meet_and_ignorant_far_away():
 def test_an_ensemble_is_the_mixture_of_its_networks(estimator):
     X, y = curve()
     y = y if estimator is BBAlphaRegressor else y > 50
-    options = {"epochs": 4, "n_predict_passes": 50}
+    options = {"epochs": 4, "n_predict_passes": 50, "hidden_layer_sizes": (50,)}
+    options |= {"noise": "constant"} if estimator is BBAlphaRegressor else {}
     both = estimator(n_ensemble=2, random_state=3, **(options | {"n_predict_passes": 100})).fit(X, y)
     assert len(both.networks_) == 2
     singles = []
@@ -147,6 +154,7 @@ def test_an_ensemble_is_the_mixture_of_its_networks(estimator):
         one = clone(both).set_params(n_ensemble=1, n_predict_passes=50)
         one.fit(X, y)
         one.networks_, one.objectives_ = both.networks_[i : i + 1], both.objectives_[i : i + 1]
+        one.shares_ = np.ones(1)
         one.seed_ = both.seed_ + i
         if estimator is BBAlphaRegressor:
             one.precision_ = both.precision_[i : i + 1]
@@ -174,7 +182,7 @@ def test_a_module_of_ones_own():
 
 def test_the_same_seed_the_same_model_and_constructor_arguments_untouched():
     X, y = curve()
-    a = BBAlphaRegressor(epochs=3, random_state=5)
+    a = BBAlphaRegressor(epochs=3, random_state=5, hidden_layer_sizes=(50,), noise="constant")
     before = a.get_params()
     state = torch.get_rng_state()
     a.fit(X, y)
@@ -188,20 +196,40 @@ def test_the_same_seed_the_same_model_and_constructor_arguments_untouched():
 def test_works_with_scikit_learn_and_pandas():
     X, y = curve()
     frame = pd.DataFrame(X, columns=["a", "b"])
-    pipeline = make_pipeline(PolynomialFeatures(2), BBAlphaRegressor(epochs=3, random_state=0)).set_output(
-        transform="pandas"
-    )
+    pipeline = make_pipeline(
+        PolynomialFeatures(2), BBAlphaRegressor(epochs=3, random_state=0, hidden_layer_sizes=(50,), noise="constant")
+    ).set_output(transform="pandas")
     search = GridSearchCV(pipeline, {"bbalpharegressor__alpha": [0.0, 1.0]}, cv=2).fit(frame, y)
     assert search.best_estimator_[-1].feature_names_in_[1] == "a"
-    assert len(cross_val_score(BBAlphaClassifier(epochs=2), frame, y > 50, cv=2)) == 2
-    model = BBAlphaRegressor(epochs=2).fit(frame, y)
+    assert (
+        len(
+            cross_val_score(
+                BBAlphaClassifier(
+                    epochs=2, hidden_layer_sizes=(50,), dropout=0.05, n_ensemble=1, validation_fraction=0.0
+                ),
+                frame,
+                y > 50,
+                cv=2,
+            )
+        )
+        == 2
+    )
+    model = BBAlphaRegressor(epochs=2, hidden_layer_sizes=(50,), noise="constant").fit(frame, y)
     with pytest.raises(ValueError, match="feature names"):
         model.predict(frame[["b", "a"]])
 
 
 def test_early_stopping():
     X, y = curve()
-    model = BBAlphaRegressor(epochs=200, validation_fraction=0.3, patience=3, learning_rate=0.05, random_state=0)
+    model = BBAlphaRegressor(
+        epochs=200,
+        validation_fraction=0.3,
+        patience=3,
+        learning_rate=0.05,
+        random_state=0,
+        hidden_layer_sizes=(50,),
+        noise="constant",
+    )
     model.fit(X, y)
     assert model.n_iter_ == max(map(len, model.validation_curves_)) < 200
 
@@ -212,9 +240,13 @@ def test_a_fitted_estimator_survives(how, kind, tmp_path):
     X, y = curve(60)
     if kind in ("classes", "texts"):
         labels = (y > 50).astype(int) + 3 if kind == "classes" else np.where(y > 50, "high", "low")
-        model = BBAlphaClassifier(epochs=2, n_ensemble=2).fit(pd.DataFrame(X, columns=["a", "b"]), labels)
+        model = BBAlphaClassifier(
+            epochs=2, n_ensemble=2, hidden_layer_sizes=(50,), dropout=0.05, validation_fraction=0.0
+        ).fit(pd.DataFrame(X, columns=["a", "b"]), labels)
     else:
-        model = BBAlphaRegressor(epochs=2, noise=kind).fit(pd.DataFrame(X, columns=["a", "b"]), y)
+        model = BBAlphaRegressor(epochs=2, noise=kind, hidden_layer_sizes=(50,)).fit(
+            pd.DataFrame(X, columns=["a", "b"]), y
+        )
     if how == "pickle":
         again = pickle.loads(pickle.dumps(model))
     else:
@@ -261,9 +293,9 @@ def test_errors():
     with pytest.raises(NotFittedError):
         BBAlphaRegressor().predict_interval(X)
     with pytest.raises(ValueError, match="`noise` must be"):
-        BBAlphaRegressor(noise="loud").fit(X, y)
+        BBAlphaRegressor(noise="loud", hidden_layer_sizes=(50,)).fit(X, y)
     with pytest.raises(ValueError, match="`n_ensemble` must be"):
-        BBAlphaRegressor(n_ensemble=0).fit(X, y)
+        BBAlphaRegressor(n_ensemble=0, hidden_layer_sizes=(50,), noise="constant").fit(X, y)
     with pytest.raises(ValueError, match="at least 2 classes; got 1 class"):
         BBAlphaClassifier().fit(X, np.ones(20))
 
@@ -271,7 +303,7 @@ def test_errors():
 def test_constant_columns_and_targets():
     X, y = curve(30)
     X = np.concatenate([X, np.full((30, 1), 0.1 + 0.2)], 1)
-    model = BBAlphaRegressor(epochs=2).fit(X, np.full(30, 7.0))
+    model = BBAlphaRegressor(epochs=2, hidden_layer_sizes=(50,), noise="constant").fit(X, np.full(30, 7.0))
     assert np.isfinite(model.predict(X)).all()
     assert model.x_scale_[2] == 1.0
     assert np.isfinite(model.log_prob(X, y)).all()
@@ -282,14 +314,21 @@ def test_dropout_is_chosen_on_the_held_out_rows_of_all_networks():
     X = rng.uniform(-1, 1, (150, 2))
     y = np.sin(3 * X[:, 0]) + X[:, 1]  # no noise: dropout can only harm
     settings = {"epochs": 60, "n_ensemble": 2, "random_state": 0}
-    model = BBAlphaRegressor(**settings).fit(X, y)
+    model = BBAlphaRegressor(**settings, hidden_layer_sizes=(50,), noise="constant").fit(X, y)
     separate = {}
     for pair in RATES:
-        fitted = BBAlphaRegressor(dropout=pair[0], input_dropout=pair[1], **settings).fit(X, y)
+        fitted = BBAlphaRegressor(
+            dropout=pair[0], input_dropout=pair[1], **settings, hidden_layer_sizes=(50,), noise="constant"
+        ).fit(X, y)
         separate[pair] = np.mean([curve.min() for curve in fitted.validation_curves_])
     assert (model.dropout_, model.input_dropout_) == min(separate, key=separate.get) != RATES[0]
     assert np.mean([c.min() for c in model.validation_curves_]) == pytest.approx(min(separate.values()), rel=1e-6)
-    assert BBAlphaRegressor(input_dropout=0.3, **settings).fit(X, y).input_dropout_ == 0.3
+    assert (
+        BBAlphaRegressor(input_dropout=0.3, **settings, hidden_layer_sizes=(50,), noise="constant")
+        .fit(X, y)
+        .input_dropout_
+        == 0.3
+    )
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -299,6 +338,7 @@ def test_networks_trained_together_are_those_trained_alone(estimator, weighted):
     y = y if estimator is BBAlphaRegressor else y > 50
     weight = np.arange(100) % 4 / 2.0 if weighted else None  # some are 0
     settings = {"dropout": 0.1, "epochs": 4, "validation_fraction": 0.2, "random_state": 0}
+    settings |= {"hidden_layer_sizes": (50,)} | ({"noise": "constant"} if estimator is BBAlphaRegressor else {})
     alone = estimator(n_ensemble=1, **settings).fit(X, y, sample_weight=weight)
     together = estimator(n_ensemble=2, **settings).fit(X, y, sample_weight=weight)
     for mine, theirs in zip(together.networks_[0].parameters(), alone.networks_[0].parameters(), strict=True):
@@ -311,16 +351,33 @@ def test_networks_trained_together_are_those_trained_alone(estimator, weighted):
 
 def test_few_rows_have_five_networks_and_many_have_one():
     X, y = curve(60)
-    assert len(BBAlphaRegressor(epochs=1).fit(X, y).networks_) == 5
-    assert len(BBAlphaRegressor(epochs=1).fit(np.tile(X, (40, 1)), np.tile(y, 40)).networks_) == 1
+    assert len(BBAlphaRegressor(epochs=1, hidden_layer_sizes=(50,), noise="constant").fit(X, y).networks_) == 5
+    assert (
+        len(
+            BBAlphaRegressor(epochs=1, hidden_layer_sizes=(50,), noise="constant")
+            .fit(np.tile(X, (40, 1)), np.tile(y, 40))
+            .networks_
+        )
+        == 1
+    )
 
 
 def test_dropout_that_is_set_or_cannot_be_chosen_is_not_searched():
     X, y = curve(60)
-    assert BBAlphaRegressor(dropout=0.3, epochs=1).fit(X, y).dropout_ == 0.3
-    assert BBAlphaRegressor(validation_fraction=0, epochs=1).fit(X, y).dropout_ == RATES[0][0]
-    assert BBAlphaRegressor(epochs=1).fit(X[:20], y[:20]).dropout_ == RATES[0][0]  # too few rows to hold any out
-    many = BBAlphaRegressor(epochs=1).fit(np.tile(X, (40, 1)), np.tile(y, 40))
+    assert BBAlphaRegressor(dropout=0.3, epochs=1, hidden_layer_sizes=(50,), noise="constant").fit(X, y).dropout_ == 0.3
+    assert (
+        BBAlphaRegressor(validation_fraction=0, epochs=1, hidden_layer_sizes=(50,), noise="constant").fit(X, y).dropout_
+        == RATES[0][0]
+    )
+    assert (
+        BBAlphaRegressor(epochs=1, hidden_layer_sizes=(50,), noise="constant").fit(X[:20], y[:20]).dropout_
+        == RATES[0][0]
+    )  # too few rows to hold any out
+    many = BBAlphaRegressor(epochs=1, hidden_layer_sizes=(50,), noise="constant").fit(
+        np.tile(X, (40, 1)), np.tile(y, 40)
+    )
     assert (many.dropout_, many.input_dropout_) == (RATE_OF_MANY, 0.0)
-    chosen = BBAlphaClassifier(dropout=None, validation_fraction=0.2, epochs=5, random_state=0).fit(X, y > 50)
+    chosen = BBAlphaClassifier(
+        dropout=None, validation_fraction=0.2, epochs=5, random_state=0, hidden_layer_sizes=(50,), n_ensemble=1
+    ).fit(X, y > 50)
     assert (chosen.dropout_, chosen.input_dropout_) in RATES

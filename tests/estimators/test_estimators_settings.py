@@ -32,6 +32,9 @@ WRONG = {
     "validation_fraction": RATE,
     "hidden_layer_sizes": (0, -1, (50, 0), (50, 2.5), "50", None, 2.5, NAN, ((3, 4),), HUGE),
     "noise": ("loud", None, 3),
+    "budget": ("long", None, 0, -1, NAN),
+    "class_weight": ("even", 3),
+    "epoch_rows": COUNT,
     "module": ("mlp", 3),
     "alphas": ((), (NAN,), (0.5, None), 0.5, None, "0.5"),
     "dropouts": ((), (0.1, 1.0), (-1,), (NAN,), 0.1, (None,)),
@@ -87,7 +90,7 @@ def test_numbers_of_numpy_are_numbers(kind):
 
 def test_passes_of_predictions_are_checked_when_they_are_used():
     X, y = table(BBAlphaRegressor)
-    model = BBAlphaRegressor(epochs=1, n_ensemble=1).fit(X, y)
+    model = BBAlphaRegressor(epochs=1, n_ensemble=1, hidden_layer_sizes=(50,), noise="constant").fit(X, y)
     for wrong in (0, NAN, HUGE):
         with pytest.raises(ValueError, match=r"^`n_predict_passes` must be"):
             model.set_params(n_predict_passes=wrong).predict(X)
@@ -119,9 +122,13 @@ def test_networks_without_dropout_are_refused_before_they_are_trained(settings):
 def test_dropout_at_one_place_is_enough():
     X, y = table(BBAlphaRegressor, 40)
     for settings in ({"dropout": 0, "input_dropout": 0.5}, {"dropout": 0.5, "input_dropout": 0}):
-        _, std = BBAlphaRegressor(epochs=1, **settings).fit(X, y).predict(X, return_std=True)
+        _, std = (
+            BBAlphaRegressor(epochs=1, **settings, hidden_layer_sizes=(50,), noise="constant")
+            .fit(X, y)
+            .predict(X, return_std=True)
+        )
         assert (std > 0).all()
-    assert BBAlphaRegressor(hidden_layer_sizes=(), epochs=1).fit(X, y).input_dropout_ > 0
+    assert BBAlphaRegressor(hidden_layer_sizes=(), epochs=1, noise="constant").fit(X, y).input_dropout_ > 0
     own = BBAlphaRegressor(dropout=0, module=mlp([2, 3, 1], dropout=0.5), epochs=1).fit(X, y)  # has its own
     assert np.isfinite(own.predict(X)).all()
     with pytest.raises(ValueError, match="random site"):
@@ -130,7 +137,7 @@ def test_dropout_at_one_place_is_enough():
 
 def test_some_rows_are_left_to_train_on_whatever_is_held_out():
     X, y = table(BBAlphaRegressor, 40)
-    model = BBAlphaRegressor(validation_fraction=0.999, epochs=1)
+    model = BBAlphaRegressor(validation_fraction=0.999, epochs=1, hidden_layer_sizes=(50,), noise="constant")
     assert len(candidates(model, np.arange(40), 0, alpha=0.5)[0, 0].train) == 1
     assert np.isfinite(model.fit(X, y).predict(X)).all()
 

@@ -19,7 +19,9 @@ SMALL = {"epochs": 1, "n_passes": 2, "batch_size": 8}
 def estimator(kind):
     def run(sample_weight=None, **settings):
         y = X[:, 0] > 0 if "Classifier" in kind.__name__ else X[:, 0]
-        small = SMALL | {"n_predict_passes": 4, "n_ensemble": 1}
+        small = SMALL | {"n_predict_passes": 4, "n_ensemble": 1, "hidden_layer_sizes": (50,)}
+        if kind is BBAlphaRegressor:
+            small["noise"] = "constant"
         if kind.__name__.endswith("CV"):
             small |= {"cv": 2, "alphas": (0.5,), "dropouts": (0.1,)}
             settings = {LISTS.get(name, name): (v,) if name in LISTS else v for name, v in settings.items()}
@@ -92,6 +94,7 @@ def test_what_is_told_of_an_alpha_below_0_is_true():
     x = rng.uniform(-2, 2, (200, 1))
     y = np.sin(2 * x[:, 0]) + 0.2 * rng.normal(size=200)
     settings = {"dropout": 0.2, "n_ensemble": 1, "validation_fraction": 0, "epochs": 60, "random_state": 0}
+    settings |= {"hidden_layer_sizes": (50,), "noise": "constant"}
     usual = BBAlphaRegressor(0, **settings).fit(x, y).predictive(x)
     with pytest.warns(UserWarning, match="they spread less than with 0.* a noise that is learned grows"):
         below = BBAlphaRegressor(-5, **settings).fit(x, y).predictive(x)

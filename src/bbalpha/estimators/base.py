@@ -136,6 +136,8 @@ class DropoutEstimator(WholeFit):
         effort = effort_of(self.budget)
         if self.validation_fraction == 0:
             raise ValueError("`validation_fraction` must be above 0 where anything is left to choose; got 0.")
+        if len(x) < 2:
+            raise ValueError("`X` must have at least 2 rows, so that one can be held out; got n_samples=1.")
         n_parts = round(1 / self.validation_fraction) if self.validation_fraction else effort.n_networks
         n_units = len(x) if groups is None else len(np.unique(groups))
         n_parts = max(2, min(max(n_parts, self.n_ensemble or 0), n_units))
@@ -149,6 +151,8 @@ class DropoutEstimator(WholeFit):
             if not isinstance(self.budget, str):
                 race.fit_into(float(self.budget), grid)
             experts, self.shares_ = race.run(grid)
+        if not experts:
+            raise diverged(self)
         self.networks_ = [e.network for e in experts]
         self.validation_curves_ = [e.curve for e in experts]
         self.n_iter_ = max(len(e.curve) for e in experts)
@@ -318,13 +322,14 @@ class DropoutEstimator(WholeFit):
             # as folders were that do not say
             unbalanced: dict[str, Any] = {"balanced": False}
             model = cls(**(unbalanced | _array(content["params"])), module=module)
-            # folders written before lack these
-            even = np.full(len(content["networks"]), 1 / max(1, len(content["networks"])))
-            older = {"uses_module_": module is not None, "noise_": getattr(model, "noise", None), "shares_": even}
-            older |= {"trials_": (), "scores_": None, "heavy_": np.zeros(len(even), bool), "log_target_": False}
-            older |= {"encoder_": None}
+            fitted = _array(content["fitted"])
+            older = {"uses_module_": module is not None, "noise_": getattr(model, "noise", None)}  # folders lack these
+            if "encoder_" not in fitted:  # written before there was an automatic choice
+                n = len(content["networks"])
+                older |= {"shares_": np.full(n, 1 / max(1, n)), "heavy_": np.zeros(n, bool), "log_target_": False}
+                older |= {"trials_": (), "scores_": None, "encoder_": None}
             older = {name: value for name, value in older.items() if name in cls._fitted_names}
-            model.__dict__.update({**older, **_array(content["fitted"])})
+            model.__dict__.update({**older, **fitted})
             told_of_columns = vars(model)["encoder_"]
             model.encoder_ = None if told_of_columns is None else TableEncoder.of(told_of_columns)
             told = content["networks"]

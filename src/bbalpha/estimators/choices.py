@@ -90,9 +90,10 @@ def _promise(c: Candidate) -> tuple[int, ...]:
 
 def _pairs(settings: Any, pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Rates at hidden units and inputs, those that are given put in."""
-    given = settings.dropout, settings.input_dropout
-    return list(dict.fromkeys((p if is_auto(given[0]) else given[0], q if is_auto(given[1]) else given[1])
-                              for p, q in pairs))  # fmt: skip
+    hidden, inputs = settings.dropout, settings.input_dropout
+    if not is_auto(hidden):
+        pairs = [(hidden, hidden), (hidden, 0.0)]
+    return list(dict.fromkeys((p, q if is_auto(inputs) else inputs) for p, q in pairs))
 
 
 def _alphas(settings: Any) -> tuple[float, ...]:

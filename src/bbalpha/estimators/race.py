@@ -172,7 +172,10 @@ class Race:
             row[expert.held] = self.score(expert) + self.shifts[expert.candidate.log_target][expert.held]
         share = None if self.weight is None else self.weight[held]
         means = np.average(values[:, held], axis=1, weights=share)
+        means[~np.isfinite(means)] = -np.inf
         log = chosen[int(means.argmax())].log_target  # a mixture has one kind of target
+        if not np.isfinite(means).any():
+            return [], np.empty(0)
         alike = np.array([c.log_target == log for c in chosen])
         weights = np.zeros(len(chosen))
         weights[alike] = stacked(values[alike][:, held], share)

@@ -177,8 +177,16 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         groups = same_records(X, table) if groups is None else groups
         if self._automatic():
             self._choose(X, table, weight, groups)
-            return
-        self.noise_, self.log_target_ = self.noise, False
+        else:
+            self._train_as_told(X, table, weight, groups)
+        rows = some_rows(len(X))
+        target = np.log(table[rows]) if self.log_target_ else table[rows]
+        standard = torch.as_tensor((target - self.y_mean_) / self.y_scale_)
+        check_converged(self, *self._over_constant(self._standardised(X[rows]), standard))
+
+    def _train_as_told(self, X: Array, table: Array, weight: Array | None, groups: Array | None) -> None:
+        """One architecture and kind of noise."""
+        self.noise_, self.log_target_ = "constant" if self.noise == "auto" else self.noise, False  # of a `module`
         self.y_mean_, self.y_scale_ = standardiser(table, partial(np.average, axis=0, weights=weight))
         target = torch.as_tensor((table - self.y_mean_) / self.y_scale_, dtype=torch.float32)
         self._train(X, target, weight, groups)
@@ -186,8 +194,6 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         if self.noise_ == "constant":
             tau = torch.stack([o.precision.detach() for o in self.objectives_]).double()  # (n_ensemble,)
             self.precision_ = tau.numpy()[:, None] / self.y_scale_**2  # (n_ensemble, D), in units of y
-        rows = some_rows(len(X))
-        check_converged(self, *self._over_constant(self._standardised(X[rows]), target[rows].double()))
 
     def predict_interval(self, X: Any, coverage: float = 0.9, *, guarantee: bool = False) -> tuple[Array, Array]:
         """The central interval that holds `coverage` of the predictive mixture: (low, high), each like the mean.
@@ -233,8 +239,6 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         if not all(map(settled, self.networks_, self.objectives_)):
             raise diverged(self)
         self.scores_ = self._held_out_ranks(experts, x, standard[self.log_target_])
-        rows = some_rows(len(x))
-        check_converged(self, *self._over_constant(x[rows].double(), torch.as_tensor(standard[self.log_target_][rows])))
 
     def _held_out_ranks(self, experts: list[Expert], x: Tensor, target: Array) -> Array:
         """P(Y <= y) of rows under the networks that had not seen them (n, D): uniform where the mixture is right."""
@@ -318,12 +322,15 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
 
     def _shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
         RULES["noise"]("noise", self.noise_)
-        if self.noise_ == "auto":
-            raise ValueError("`noise_` must be a kind of noise; got 'auto'.")
+        if self.noise_ == "auto" or not isinstance(self.log_target_, bool):
+            raise ValueError("`noise_` and `log_target_` must be those of a fit; they are not.")
+        if self.heavy_.dtype != bool:
+            raise ValueError(f"`heavy_` must hold truth values; got {self.heavy_.dtype}.")
         if self.y_ndim_ not in (1, 2) or (self.noise_ == "constant") != ("precision_" in vars(self)):
             raise ValueError("`y_ndim_` and `precision_` must be those of a fit; they do not fit the rest.")
         D = self._standard(x, 2).mean.shape[1]
-        return {"y_mean_": (D,), "y_scale_": (D,), "precision_": (len(self.networks_), D)}
+        n = len(self.networks_)
+        return {"y_mean_": (D,), "y_scale_": (D,), "precision_": (n, D), "heavy_": (n,)}
 
 
 def _end(prediction: RegressionPrediction | LogPrediction, level: float, output: int) -> Tensor:
