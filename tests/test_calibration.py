@@ -85,7 +85,8 @@ def overconfident():
     X = 50 + 9 * rng.normal(size=(300, 3))
     flipped = rng.rand(300) < 0.3
     y = np.where((X[:, 0] > 50) ^ flipped, "yes", "no")
-    inner = BBAlphaClassifier(epochs=60, length_scale=0.0, dropout=0.02, n_predict_passes=20, random_state=0)
+    alone = {"hidden_layer_sizes": (50,), "n_ensemble": 1, "validation_fraction": 0}
+    inner = BBAlphaClassifier(epochs=60, length_scale=0.0, dropout=0.02, n_predict_passes=20, random_state=0, **alone)
     return make_pipeline(StandardScaler(), inner).fit(X[:80], y[:80]), X[80:], y[80:]
 
 

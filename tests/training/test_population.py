@@ -81,7 +81,7 @@ def test_trained_to_the_end_a_member_is_as_good_as_a_separate_fit(likelihood):
     train, test = slice(0, 200), slice(200, 400)
     noise = "constant" if likelihood == "gaussian" else likelihood
     settings = {"dropout": 0.05, "input_dropout": 0.0, "validation_fraction": 0, "epochs": 40, "batch_size": 32}
-    model = BBAlphaRegressor(noise=noise, random_state=0, **settings)
+    model = BBAlphaRegressor(hidden_layer_sizes=(50,), noise=noise, random_state=0, **settings)
     theirs = -model.fit(x[train], y[train]).log_prob(x[test], y[test])
     members = [Member(train=range(200), alpha=a, seed=model.seed_) for a in (0.0, 0.5)]
     population = fit_population(x, y, members, epochs=40, batch_size=32, likelihood=likelihood)
