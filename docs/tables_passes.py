@@ -310,6 +310,23 @@ def training():
     )
 
 
+def runtime():
+    """The paper's run-time experiment: log-likelihood of the test digits after equal times."""
+    content = results.read(ROOT / "results/balanced/runtime/10.json")
+    names = {
+        "ours": "independent", "balanced": "balanced", "shared": "shared masks, independent",
+        "balanced-shared": "shared masks, balanced",
+    }  # fmt: skip
+    ways = {way: [r for r in content["rows"] if r["way"] == way] for way in names}
+    lines = _head("seconds of training", *names.values())
+    for place in zip(*ways.values(), strict=False):
+        cells = [f"{r['total_log_likelihood']:.0f} ({r['epoch']:.1f} epochs)" for r in place]
+        lines.append(f"| {place[0]['seconds']:.0f} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + (
+        f"\n\nOne run, seed {content['seed']}, torch {content['versions']['torch']}. Made by `{content['command']}`."
+    )
+
+
 def _by_split(content, method):
     rows = [r for r in content["rows"] if r["method"] == method and r["alpha"] == 0.5]
     return {r["split"]: r for r in rows}
