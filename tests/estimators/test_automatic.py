@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bbalpha import BBAlphaClassifier, BBAlphaRegressor, load_estimator
-from bbalpha.estimators.base import one_thread
+from bbalpha.estimators.soundness import one_thread
 
 QUICK: dict[str, Any] = {"budget": "quick", "random_state": 0}
 TINY: dict[str, Any] = {"epochs": 3, "n_passes": 2, **QUICK}
@@ -105,7 +105,7 @@ def test_tables_as_they_come(kind: Any, tmp_path: Path) -> None:
 
 def test_towns_and_gaps_are_used() -> None:
     X, y = frame(300)
-    model = BBAlphaRegressor(**QUICK).fit(X.iloc[:200], y[:200])
+    model = BBAlphaRegressor(epochs=40, **QUICK).fit(X.iloc[:200], y[:200])
     assert model.score(X.iloc[200:], y[200:]) > 0.8
 
 
@@ -154,7 +154,7 @@ def test_sets_with_a_guarantee() -> None:
     X, y = wave(400)
     labels = np.digitize(y, [-0.5, 0.5])
     new, truth = wave(2000, 1)
-    model = BBAlphaClassifier(**QUICK).fit(X, labels)
+    model = BBAlphaClassifier(epochs=20, **QUICK).fit(X, labels)
     inside = model.predict_set(new, 0.9)
     assert inside.any(1).all()
     assert 0.85 < inside[np.arange(2000), np.digitize(truth, [-0.5, 0.5])].mean() < 0.96
@@ -197,7 +197,7 @@ def test_two_columns_of_two_thousand() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(400, 2000))
     y = X[:, 3] - 2 * X[:, 700] + 0.1 * rng.normal(size=400)
-    model = BBAlphaRegressor(**QUICK).fit(X[:200], y[:200])
+    model = BBAlphaRegressor(epochs=40, **QUICK).fit(X[:200], y[:200])
     assert model.score(X[200:], y[200:]) > 0.85  # all columns alike: 0.00
 
 
@@ -205,7 +205,7 @@ def test_weights_by_class() -> None:
     rng = np.random.default_rng(0)
     X = np.r_[rng.normal(size=(180, 1)), rng.normal(size=(20, 1)) + 1]
     y = np.repeat([0, 1], [180, 20])
-    plain, even = (BBAlphaClassifier(class_weight=w, **QUICK).fit(X, y) for w in (None, "balanced"))
+    plain, even = (BBAlphaClassifier(class_weight=w, epochs=20, **QUICK).fit(X, y) for w in (None, "balanced"))
     assert even.predict_proba(X)[:, 1].mean() > plain.predict_proba(X)[:, 1].mean() + 0.15
     assert plain.predict_proba(X)[:, 1].mean() == pytest.approx(0.1, abs=0.06)
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from bbalpha.estimators import BBAlphaRegressor
-from bbalpha.estimators.base import in_double
+from bbalpha.estimators.soundness import in_double
 from bbalpha.networks import mlp
 
 

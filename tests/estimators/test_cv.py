@@ -11,8 +11,8 @@ from torch import nn
 
 from bbalpha.checkpoint import read_folder, write_folder
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor, load_estimator
-from bbalpha.estimators.base import diverged
 from bbalpha.estimators.cv import BBAlphaClassifierCV, BBAlphaRegressorCV
+from bbalpha.estimators.soundness import diverged
 from bbalpha.networks import mlp
 
 WEIGHTS = "check_sample_weight_equivalence_on_dense_data"  # order of rows and masks differ where rows are repeated

@@ -63,6 +63,7 @@ def test_what_is_wrong_is_named_before_anything_is_trained(kind, name, monkeypat
 
     monkeypatch.setattr("bbalpha.estimators.base.fit", trained)
     monkeypatch.setattr("bbalpha.estimators.choices.fit_population", trained)
+    monkeypatch.setattr("bbalpha.estimators.race.fit_population", trained)
     for value in WRONG[name]:
         model = kind(**{name: value})  # never in the constructor: scikit-learn's convention
         with pytest.raises(ValueError, match=rf"^`{name}|^Expected .?{name}"):  # scikit-learn's, of cv

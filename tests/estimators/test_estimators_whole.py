@@ -269,7 +269,7 @@ def test_a_forged_folder_is_an_error_or_changes_no_prediction(kind, tmp_path, mo
     model.save(tmp_path)
     content, before, n_refused = read_folder(tmp_path).content, answers(model, X), 0
     for path, value, forged in forgeries(content):
-        monkeypatch.setattr("bbalpha.estimators.base.read_folder", lambda _, forged=forged: Folder(forged, {}))
+        monkeypatch.setattr("bbalpha.estimators.folders.read_folder", lambda _, forged=forged: Folder(forged, {}))
         try:
             again = load_estimator(tmp_path)
         except ValueError:

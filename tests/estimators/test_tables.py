@@ -16,7 +16,7 @@ from scipy import sparse
 from sklearn.preprocessing import StandardScaler
 
 from bbalpha.checkpoint import read_folder, write_folder
-from bbalpha.estimators.base import _array, _plain
+from bbalpha.estimators.folders import array_of, plain
 from bbalpha.estimators.tables import TableEncoder
 
 quiet = settings(
@@ -574,8 +574,8 @@ def test_names_are_different_from_each_other():
 
 def through_folder(encoder, path):
     """As `DropoutEstimator.save` and `load` take it there and back."""
-    write_folder(path, {"fitted": {"table_": _plain(encoder.content())}})
-    return TableEncoder.of(_array(read_folder(path).content["fitted"])["table_"])
+    write_folder(path, {"fitted": {"table_": plain(encoder.content())}})
+    return TableEncoder.of(array_of(read_folder(path).content["fitted"])["table_"])
 
 
 def same(one_, other, *tables):

@@ -3,10 +3,8 @@
 import copy
 import os
 import sys
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -15,14 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, check_X_y, validate_data
+from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from bbalpha._torch import buffers, children, copied, own_parameters
-from bbalpha.checkpoint import build, describe, read_folder, write_folder
+from bbalpha.checkpoint import build, describe, write_folder
 from bbalpha.checks import RULES, check_count, check_settings
 from bbalpha.estimators.choices import (
     best_candidate,
@@ -33,8 +29,10 @@ from bbalpha.estimators.choices import (
     is_auto,
     train_together,
 )
+from bbalpha.estimators.folders import array_of, plain, read_content, whole
 from bbalpha.estimators.race import Candidate, Expert, Race, deal
 from bbalpha.estimators.screening import is_wide, telling_columns
+from bbalpha.estimators.soundness import diverged, one_thread, settled, weights
 from bbalpha.estimators.tables import TableEncoder, needs_encoding
 from bbalpha.training.bank import Likelihood, Member, initial_network, standardiser
 from bbalpha.training.fitting import cosine, fit
@@ -308,9 +306,9 @@ class DropoutEstimator(WholeFit):
             {"architecture": describe(n), "state": dict(n.state_dict()), "objective": dict(o.state_dict())}
             for n, o in zip(self.networks_, self.objectives_, strict=True)
         ]
-        content = {"kind": type(self).__name__, "params": _plain(params), "networks": networks}
+        content = {"kind": type(self).__name__, "params": plain(params), "networks": networks}
         fitted = {k: v.content() if isinstance(v := vars(self)[k], TableEncoder) else v for k in names}
-        write_folder(path, content | {"fitted": {k: _plain(v) for k, v in fitted.items()}})
+        write_folder(path, content | {"fitted": {k: plain(v) for k, v in fitted.items()}})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, module: Module | None = None) -> Self:
@@ -318,11 +316,11 @@ class DropoutEstimator(WholeFit):
         content = read_content(path)
         if content["kind"] != cls.__name__:
             raise ValueError(f"`path` must hold a {cls.__name__}; {str(path)!r} holds a {content['kind']}.")
-        with _whole(path):
+        with whole(path):
             # as folders were that do not say
             unbalanced: dict[str, Any] = {"balanced": False}
-            model = cls(**(unbalanced | _array(content["params"])), module=module)
-            fitted = _array(content["fitted"])
+            model = cls(**(unbalanced | array_of(content["params"])), module=module)
+            fitted = array_of(content["fitted"])
             older = {"uses_module_": module is not None, "noise_": getattr(model, "noise", None)}  # folders lack these
             if "encoder_" not in fitted:  # written before there was an automatic choice
                 n = len(content["networks"])
@@ -337,7 +335,7 @@ class DropoutEstimator(WholeFit):
         if foreign and module is None:
             raise ValueError("`module` must be given: the networks in the folder are of an architecture of yours.")
         networks = [] if module is None else [model._network(model.n_features_in_, model._n_outputs(), 0) for _ in told]
-        with _whole(path):
+        with whole(path):
             model.networks_ = networks or [build(one["architecture"], one["state"]) for one in told]
             model.objectives_ = [model._objective() for _ in told]
             for one, network, objective in zip(told, model.networks_, model.objectives_, strict=True):
@@ -388,151 +386,3 @@ def load_estimator(path: str | os.PathLike[str], *, module: Module | None = None
         if kind == estimator.__name__:
             return estimator.load(path, module=module)
     raise ValueError(f"`path` must hold an estimator; {str(path)!r} holds a {kind}.")
-
-
-# ------------------------------------------------------------------------------ helpers
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Small products on one thread: with two they take up to four times as long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def settled(network: nn.Module, objective: nn.Module) -> bool:
-    """Whether a network has finite weights and its noise a precision that is neither 0 nor infinite."""
-    logs = [p for name, p in objective.named_parameters() if name == "log_precision"]
-    return all(bool(p.isfinite().all()) for p in network.parameters()) and all(bool((p.abs() < 80).all()) for p in logs)
-
-
-def diverged(settings: Any) -> ValueError:
-    """The error for a training that ended in numbers nobody can use."""
-    return ValueError(
-        "Training must end with finite numbers; it diverged. Lower `learning_rate` (it is "
-        f"{settings.learning_rate}), or look for constant targets and huge values in the data."
-    )
-
-
-def check_converged(settings: Any, gain: Array, error: float = 0.0) -> None:
-    """Refuse or warn of a network that does worse on rows it was trained on than a constant would.
-
-    Args:
-        settings: The estimator.
-        gain: Log-likelihood of rows, less that under a constant prediction (N,).
-        error: Mean squared error, over the sum of the variance and that of a constant prediction.
-    """
-    if not np.isfinite([*gain, error]).all():
-        raise diverged(settings)
-    if np.median(gain) < -5 or error > 4:
-        warnings.warn(
-            "The training ended far worse than a constant prediction, on its own rows: lower `learning_rate` (it is "
-            f"{settings.learning_rate}) or give it more `epochs`.",
-            ConvergenceWarning,
-            stacklevel=5,
-        )
-
-
-def some_rows(n_rows: int) -> Array:
-    """Up to 100 rows from the first to the last, to look at a training with.
-
-    >>> some_rows(3).tolist(), len(some_rows(10_000))
-    ([0, 1, 2], 100)
-    """
-    return np.linspace(0, n_rows - 1, min(n_rows, 100)).round().astype(int)
-
-
-def targets(y: Array) -> Array:
-    """Finite targets, one a row or several (N, D); validation lets None in a column of objects through."""
-    table = np.asarray(y, np.float64).reshape(len(y), -1)
-    if not np.isfinite(table).all():
-        raise ValueError("`y` must be finite; got None, nan or infinity.")
-    return table
-
-
-def weights(sample_weight: Any, X: Array) -> Array | None:
-    """One finite weight a row, none negative, not all 0 (N,)."""
-    if sample_weight is None:
-        return None
-    weight: Array = _check_sample_weight(sample_weight, X)
-    if not (weight >= 0).all():
-        raise ValueError(f"`sample_weight` must be finite and not negative; got {weight.min()}.")
-    if not (weight > 0).any():
-        raise ValueError("`sample_weight` must be above 0 for at least one row; got zeros alone.")
-    return weight
-
-
-def check_groups(groups: Any, n_rows: int) -> Array | None:
-    """The group of each row as a number (N,)."""
-    if groups is None:
-        return None
-    names = np.asarray(groups)
-    if names.shape != (n_rows,):
-        raise ValueError(f"`groups` must have one entry per row, ({n_rows},); got {names.shape}.")
-    found, index = np.unique(names, return_inverse=True)
-    if len(found) < 2:
-        raise ValueError(f"`groups` must name at least 2 groups, so that one can be held out; got {len(found)}.")
-    return index
-
-
-def in_double(network: nn.Module) -> nn.Module:
-    """A network in double precision that shares with `network` all but the numbers.
-
-    Made anew for every prediction, so that it is always what `network` is now: a deep copy takes thirty times as long.
-    """
-    twin = copied(network)
-    places: list[dict[str, Any]] = [own_parameters(twin), buffers(twin)]
-    for place in places:
-        place.update(
-            {name: t.detach().double() for name, t in place.items() if t is not None and t.is_floating_point()}
-        )
-    children(twin).update({name: in_double(child) for name, child in children(twin).items() if child is not None})
-    return twin
-
-
-def read_content(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """What a folder holds, at least its `kind`."""
-    with _whole(path):
-        content = read_folder(path).content
-        return {"kind": "folder of another kind"} | content
-
-
-@contextmanager
-def _whole(path: str | os.PathLike[str]) -> Iterator[None]:
-    """What is missing or odd in a folder as one sentence."""
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"`path` must hold a whole estimator; {str(path)!r} does not: {error!r}.") from error
-
-
-def _plain(value: Any) -> Any:
-    """Arrays as what a model folder holds."""
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind in "fiub":
-            return {"array": torch.as_tensor(value)}
-        if value.dtype.kind in "mM":
-            return {"dates": torch.as_tensor(value.view("i8")), "unit": str(value.dtype)}
-        return {"strings": [str(v) for v in value], "object": value.dtype == object}
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return tuple(_plain(v) for v in value) if isinstance(value, (tuple, list)) else value
-
-
-def _array(value: Any) -> Any:
-    """What `_plain` was given."""
-    if isinstance(value, dict):
-        if "array" in value:
-            return value["array"].numpy()
-        if "dates" in value:
-            return value["dates"].numpy().view(value["unit"])
-        if "strings" in value:
-            return np.array(value["strings"], dtype=object if value["object"] else None)
-        return {k: _array(v) for k, v in value.items()}
-    return value

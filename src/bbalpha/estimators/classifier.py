@@ -19,23 +19,19 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor, nn
 
 from bbalpha.checks import check_count, check_inner_share
-from bbalpha.estimators.base import (
-    FEW,
-    Array,
-    DropoutEstimator,
-    Module,
+from bbalpha.estimators.base import FEW, Array, DropoutEstimator, Module, keep_arguments
+from bbalpha.estimators.choices import classification_grid, is_auto
+from bbalpha.estimators.race import Expert, conformal_level, same_records
+from bbalpha.estimators.soundness import (
     check_converged,
     check_groups,
     diverged,
     in_double,
-    keep_arguments,
     one_thread,
     settled,
     some_rows,
     weights,
 )
-from bbalpha.estimators.choices import classification_grid, is_auto
-from bbalpha.estimators.race import Expert, conformal_level, same_records
 from bbalpha.objectives import CrossEntropy
 from bbalpha.prediction import predict_classification
 from bbalpha.predictive import ClassificationPrediction
@@ -77,7 +73,7 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
     scikit-learn: weights by class, or "balanced".
 
     >>> X = np.linspace(-1, 1, 64)[:, None]
-    >>> model = BBAlphaClassifier(hidden_layer_sizes=(20,), random_state=0).fit(X, X[:, 0] > 0)
+    >>> model = BBAlphaClassifier(budget="quick", epochs=20, random_state=0).fit(X, X[:, 0] > 0)
     >>> model.predict([[-0.9], [0.9]]), model.predict_proba([[0.0]]).shape
     (array([False,  True]), (1, 2))
     """

@@ -20,23 +20,19 @@ from sklearn.utils import check_random_state
 from torch import Tensor, nn
 
 from bbalpha.checks import RULES, check_count, check_flag, check_inner_share
-from bbalpha.estimators.base import (
-    FEW,
-    Array,
-    DropoutEstimator,
-    Module,
+from bbalpha.estimators.base import FEW, Array, DropoutEstimator, Module, keep_arguments
+from bbalpha.estimators.choices import LIKELIHOODS_OF, is_auto, regression_grid
+from bbalpha.estimators.race import Expert, conformal_level, same_records
+from bbalpha.estimators.soundness import (
     check_converged,
     check_groups,
     diverged,
     in_double,
-    keep_arguments,
     one_thread,
     settled,
     some_rows,
     targets,
 )
-from bbalpha.estimators.choices import LIKELIHOODS_OF, is_auto, regression_grid
-from bbalpha.estimators.race import Expert, conformal_level, same_records
 from bbalpha.lognormal import LogPrediction
 from bbalpha.objectives import GaussianNLL
 from bbalpha.prediction import predict_regression
@@ -124,7 +120,7 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         random_state: As in scikit-learn.
 
     >>> X = np.linspace(-1, 1, 64)[:, None]
-    >>> model = BBAlphaRegressor(budget="quick", random_state=0).fit(X, X[:, 0])
+    >>> model = BBAlphaRegressor(budget="quick", epochs=20, random_state=0).fit(X, X[:, 0])
     >>> mean, std = model.predict(X[:3], return_std=True)
     >>> mean.shape, bool((std > 0).all())
     ((3,), True)
