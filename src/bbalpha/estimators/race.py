@@ -80,7 +80,7 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(heat_steps=0, final_steps=600, finalists=4, n_networks=3, most_passes=4),
+    "quick": Effort(heat_steps=0, final_steps=320, finalists=4, n_networks=3, most_passes=4),
     "standard": Effort(heat_steps=600, final_steps=3000, finalists=3, n_networks=5, most_passes=10),
     "thorough": Effort(heat_steps=1500, final_steps=8000, finalists=5, n_networks=10, most_passes=100),
 }
@@ -271,7 +271,8 @@ class Race:
         if self.settings.epochs is not None:
             epochs, rows = self.settings.epochs, n_rows
         else:
-            rows = min(n_rows, max(batch_size, steps * batch_size // 50))  # at least 50 looks at the held-out rows
+            n_looks = min(50, max(10, steps // 16))  # at the held-out rows, at least
+            rows = min(n_rows, max(batch_size, steps * batch_size // n_looks))
             epochs = max(1, round(steps * batch_size / rows))
         return fit_population(
             self.narrow, y, members, epochs=epochs, hidden_layer_sizes=hidden, likelihood=likelihood,
