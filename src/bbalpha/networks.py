@@ -3,18 +3,25 @@
 net = mlp([784, 1000, 1000, 1000, 10], dropout=0.5)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import nn
 
 
-def mlp(sizes: Sequence[int], *, dropout: float = 0.5, input_dropout: float | None = None) -> nn.Sequential:
-    """A ReLU network with dropout before every weight layer.
+def mlp(
+    sizes: Sequence[int],
+    *,
+    dropout: float = 0.5,
+    input_dropout: float | None = None,
+    activation: Callable[[], nn.Module] = nn.ReLU,
+) -> nn.Sequential:
+    """Dense layers with dropout before each of them.
 
     Args:
         sizes: Widths from the inputs to the outputs, at least two.
         dropout: The rate of being dropped, in [0, 1).
         input_dropout: The rate at the inputs; None takes `dropout`. A rate of 0 puts no layer.
+        activation: Makes the module after each hidden layer.
 
     >>> mlp([4, 50, 1], dropout=0.1, input_dropout=0)
     Sequential(
@@ -33,7 +40,7 @@ def mlp(sizes: Sequence[int], *, dropout: float = 0.5, input_dropout: float | No
     layers: list[nn.Module] = []
     for i, rate in enumerate(rates):
         if i:
-            layers.append(nn.ReLU())
+            layers.append(activation())
         if rate:
             layers.append(nn.Dropout(rate))
         layers.append(nn.Linear(sizes[i], sizes[i + 1]))

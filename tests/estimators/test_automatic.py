@@ -65,9 +65,11 @@ def test_heats_send_the_best_to_the_final() -> None:
     model = BBAlphaRegressor(epochs=2, n_passes=2, n_ensemble=2, random_state=0).fit(X, y)
     heats = np.array([t["nll"] for t in model.trials_])
     final = np.array([np.isfinite(t["final_nll"]) for t in model.trials_])
-    assert len(heats) == 24
+    assert len(heats) == 16  # 3 shapes x 4 rates, and two other likelihoods of the best two
     assert final.sum() == 3
-    assert heats[final].max() <= heats[~final].min()
+    assert heats.argmin() in np.flatnonzero(final)
+    shapes = {(*t["hidden_layer_sizes"], t["activation"]) for t, f in zip(model.trials_, final, strict=True) if f}
+    assert len(shapes) > 1
 
 
 @pytest.mark.parametrize("kind", [BBAlphaRegressor, BBAlphaClassifier])
@@ -120,13 +122,13 @@ def test_plain_numbers_with_gaps_alone() -> None:
 
 def test_skewed_targets_are_modelled_by_their_logarithm(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(300, 2))
-    y = np.exp(X[:, 0] + 0.3 * rng.normal(size=300))
+    X = rng.normal(size=(2200, 2))
+    y = np.exp(X[:, 0] + 0.3 * rng.normal(size=2200))
     model = BBAlphaRegressor(**QUICK).fit(X[:200], y[:200])
     assert model.log_target_
     low, high = model.predict_interval(X[200:], 0.9)
     assert (low > 0).all()
-    assert 0.8 < ((low < y[200:]) & (y[200:] < high)).mean() < 0.98
+    assert 0.8 < ((low < y[200:]) & (y[200:] < high)).mean() < 0.95
     assert model.score(X[200:], y[200:]) > 0.6
     assert np.isneginf(model.log_prob(X[:1], [-1.0]))
     model.save(tmp_path / "m")

@@ -109,5 +109,5 @@ def test_a_longer_budget_does_more() -> None:
 
 def test_candidates_tell_what_they_are() -> None:
     told = str(Candidate((100, 100), "student", 0.05, 0.0, log_target=False))
-    assert told == "100 x 100, Student t, dropout 0.050 / 0.000, alpha 0.5, l 1"
+    assert told == "100 x 100 relu, Student t, dropout 0.050 / 0.000, alpha 0.5, l 1"
     assert str(Candidate((), "categorical", 0.0, 0.2)).startswith("linear, classes")

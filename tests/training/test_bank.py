@@ -100,7 +100,7 @@ def test_standardisation_is_that_of_scikit_learn_weights_included():
 
 def test_weights_follow_from_the_seed_alone():
     state = torch.get_rng_state()
-    a, b, c = (initial_network([2, 3, 1], s, dropout=0.1, input_dropout=0.0) for s in (1, 1, 2))
+    a, b, c = (initial_network([2, 3, 1], Member((), dropout=0.1, seed=s)) for s in (1, 1, 2))
     assert torch.equal(a[0].weight, b[0].weight)
     assert not torch.equal(a[0].weight, c[0].weight)
     assert torch.equal(state, torch.get_rng_state())

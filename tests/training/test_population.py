@@ -7,7 +7,7 @@ from bbalpha.estimators import BBAlphaRegressor
 from bbalpha.networks import mlp
 from bbalpha.objectives import CrossEntropy, GaussianNLL
 from bbalpha.training import cosine, fit
-from bbalpha.training.bank import SplitNLL
+from bbalpha.training.bank import ACTIVATIONS, SplitNLL
 from bbalpha.training.population import Member, fit_population
 
 
@@ -18,13 +18,14 @@ def table(n=150, seed=0):
     return x, 7 * y - 3
 
 
-def separate(x, y, member, sizes, epochs, likelihood="gaussian", **options):
+def separate(x, y, member, sizes, epochs, likelihood="gaussian", activation="relu", **options):
     """The same network by `fit`, on rows standardised as the member has them."""
     rows = torch.as_tensor(member.train)
     x, y = x.double(), y.double()
     x = (x[rows] - x[rows].mean(0)) / x[rows].std(0, correction=0)
     torch.manual_seed(member.seed)
-    net = mlp(sizes, dropout=member.dropout, input_dropout=member.input_dropout)
+    made = ACTIVATIONS[activation]
+    net = mlp(sizes, dropout=member.dropout, input_dropout=member.input_dropout, activation=made)
     if y.ndim == 2:
         y = (y[rows] - y[rows].mean(0)) / y[rows].std(0, correction=0)
         objective = GaussianNLL(member.alpha) if likelihood == "gaussian" else SplitNLL(member.alpha)
@@ -47,17 +48,20 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("hidden", [(50,), (20, 10)])
+@pytest.mark.parametrize(("hidden", "activation"), [((50,), "relu"), ((20, 10), "relu"), ((20, 10), "silu")])
 @pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic", "categorical"])
-def test_a_member_is_the_network_of_a_separate_fit(hidden, likelihood):
+def test_a_member_is_the_network_of_a_separate_fit(hidden, activation, likelihood):
     x, y = table()
     y = torch.stack([y, y**2], 1) if likelihood != "categorical" else (y > y.mean()).long() + (y > y.mean() + 5).long()
     population = fit_population(
-        x, y, MIXED, epochs=6, hidden_layer_sizes=hidden, batch_size=32, n_passes=5, likelihood=likelihood
-    )
+        x, y, MIXED, epochs=6, hidden_layer_sizes=hidden, batch_size=32, n_passes=5, likelihood=likelihood,
+        activation=activation,
+    )  # fmt: skip
     for i, member in enumerate(MIXED):  # 6 to 24 steps
         outputs = {"gaussian": 2, "heteroscedastic": 4, "categorical": 3}[likelihood]
-        net, objective = separate(x, y, member, [3, *hidden, outputs], 6, likelihood, batch_size=32, n_passes=5)
+        net, objective = separate(
+            x, y, member, [3, *hidden, outputs], 6, likelihood, activation, batch_size=32, n_passes=5
+        )
         for p, q in zip(population.network(i).parameters(), net.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-5)
         if likelihood == "gaussian":

@@ -11,24 +11,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bbalpha.checks import check_share
-from bbalpha.estimators.race import EFFORTS, Candidate, Effort
-from bbalpha.training.bank import Likelihood
+from bbalpha.estimators.race import EFFORTS, MANY, Candidate, Effort
+from bbalpha.training.bank import Activation, Likelihood
 from bbalpha.training.feed import order
 from bbalpha.training.population import Member, Population, fit_population
 
 Array = NDArray[Any]
 
-_MANY = 2000  # rows from which on data regularise by themselves
 # at hidden units and inputs, tried on few rows; masks of multiples of 1/256 cost the least
 RATES = tuple((p / 256, q / 256) for p, q in ((13, 13), (13, 0), (5, 0), (1, 0)))
 RATE_OF_MANY = 5 / 256
 N_OF_FEW = 5  # networks where rows are few; one of many rows takes as long
-WIDTHS = ((50,), (100, 100))
+# what a race tries: smooth units are best most often, by far on smooth functions, and corners want the others
+RACE_RATES = tuple((p / 256, q / 256) for p, q in ((51, 26), (13, 13), (5, 0), (1, 0)))
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "relu")
+SHAPES: tuple[tuple[tuple[int, ...], Activation], ...] = (((100, 100), "silu"), ((100, 100), "relu"), ((50,), "relu"))
 LIKELIHOODS_OF: dict[str, tuple[Likelihood, ...]] = {
-    "auto": ("gaussian", "heteroscedastic", "student"), "constant": ("gaussian",),
+    "auto": ("heteroscedastic", "gaussian", "student"), "constant": ("gaussian",),
     "heteroscedastic": ("heteroscedastic",), "student": ("student",),
 }  # fmt: skip
-CLASS_WIDTHS = ((), (50,), (100, 100))
+CLASS_SHAPES: tuple[tuple[tuple[int, ...], Activation], ...] = (
+    ((), "relu"), ((50,), "silu"), ((100, 100), "silu"), ((100, 100), "relu"),
+)  # fmt: skip
 CLASS_RATES = tuple((p / 256, q / 256) for p, q in ((13, 0), (51, 13), (128, 51)))
 
 
@@ -43,13 +47,18 @@ def effort_of(budget: Any) -> Effort:
 
 
 def regression_grid(settings: Any, skewed: bool) -> list[Candidate]:
-    """What a regressor tries: architectures, kinds of noise, rates; the logarithm of `skewed` targets too."""
-    widths = WIDTHS if is_auto(settings.hidden_layer_sizes) else (tuple(settings.hidden_layer_sizes),)
+    """What a regressor tries first: architectures, rates; the logarithm of `skewed` targets too."""
     kinds = LIKELIHOODS_OF[settings.noise]
+    kinds = kinds[:1] if effort_of(settings.budget).heat_steps else kinds  # the others are tried with the best
     found = [
-        Candidate(hidden, kind, p, q, alpha, scale, log)
-        for hidden, kind, (p, q), alpha, scale, log in product(
-            widths, kinds, _pairs(settings, RATES), _alphas(settings), _scales(settings), (False, True)[: 1 + skewed]
+        Candidate(hidden, kind, p, q, alpha, scale, log, activation)
+        for (hidden, activation), kind, (p, q), alpha, scale, log in product(
+            _shapes(settings, SHAPES),
+            kinds,
+            _pairs(settings, RACE_RATES),
+            _alphas(settings),
+            _scales(settings),
+            (False, True)[: 1 + skewed],
         )
         if not (log and kind == "student") and (q or (p and hidden))
     ]
@@ -58,11 +67,10 @@ def regression_grid(settings: Any, skewed: bool) -> list[Candidate]:
 
 def classification_grid(settings: Any) -> list[Candidate]:
     """What a classifier tries: architectures, a linear one too, and rates."""
-    widths = CLASS_WIDTHS if is_auto(settings.hidden_layer_sizes) else (tuple(settings.hidden_layer_sizes),)
     found = [
-        Candidate(hidden, "categorical", p, q, alpha, scale)
-        for hidden, (p, q), alpha, scale in product(
-            widths, _pairs(settings, CLASS_RATES), _alphas(settings), _scales(settings)
+        Candidate(hidden, "categorical", p, q, alpha, scale, activation=activation)
+        for (hidden, activation), (p, q), alpha, scale in product(
+            _shapes(settings, CLASS_SHAPES), _pairs(settings, CLASS_RATES), _alphas(settings), _scales(settings)
         )
         if q or (p and hidden)
     ]
@@ -81,11 +89,20 @@ def _fewer(found: list[Candidate], settings: Any) -> list[Candidate]:
 
 def _promise(c: Candidate) -> tuple[int, ...]:
     """Small for a candidate that is tried first, where few are."""
-    firm = [(2, "heteroscedastic", RATES[2]), (2, "heteroscedastic", RATES[0]), (1, "gaussian", RATES[2])]
-    firm += [(0, "categorical", CLASS_RATES[1]), (1, "categorical", CLASS_RATES[0]), (2, "categorical", CLASS_RATES[1])]
-    kind = (len(c.hidden_layer_sizes), c.likelihood, (c.dropout, c.input_dropout))
-    rank = firm.index(kind) if kind in firm else len(firm)
-    return (rank + 2 * c.log_target, int(c.log_target))
+    firm: list[Any] = [(2, "silu", "heteroscedastic", RACE_RATES[i]) for i in (2, 1, 3)]
+    firm += [(2, "silu", "gaussian", RACE_RATES[0])]
+    firm += [(0, "relu", "categorical", CLASS_RATES[1])]
+    firm += [(2, "silu", "categorical", pair) for pair in CLASS_RATES]
+    kind = (len(c.hidden_layer_sizes), c.activation, c.likelihood, (c.dropout, c.input_dropout))
+    return (firm.index(kind) if kind in firm else len(firm), int(c.log_target))
+
+
+def _shapes(settings: Any, shapes: Sequence[tuple[tuple[int, ...], Activation]]) -> Sequence[Any]:
+    """Widths and activations; those that are given with each of the activations."""
+    if is_auto(settings.hidden_layer_sizes):
+        return shapes
+    hidden = tuple(settings.hidden_layer_sizes)
+    return [(hidden, a) for a in (ACTIVATIONS if hidden else ACTIVATIONS[1:])]
 
 
 def _pairs(settings: Any, pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -113,9 +130,9 @@ def duration(settings: Any, n_rows: int) -> tuple[int, int, int | None]:
     held = n_held_out(settings, n_rows)
     batch_size, epochs, patience = settings.batch_size, settings.epochs, settings.patience
     if batch_size is None:
-        batch_size = 32 if n_rows <= _MANY else 128
+        batch_size = 32 if n_rows <= MANY else 128
     if epochs is None:
-        steps = 8000 if n_rows > _MANY else 4000 if held else 2000
+        steps = 8000 if n_rows > MANY else 4000 if held else 2000
         epochs = int(np.clip(round(steps * batch_size / n_rows), 40, 500))
     if patience is None:
         patience = max(1, epochs // 5)
@@ -124,13 +141,13 @@ def duration(settings: Any, n_rows: int) -> tuple[int, int, int | None]:
 
 def default_input_dropout(n_rows: int, dropout: float) -> float:
     """The rate at the inputs: that of the hidden units for few rows, 0 for many."""
-    return dropout if n_rows <= _MANY else 0.0
+    return dropout if n_rows <= MANY else 0.0
 
 
 def held_out_share(settings: Any, n_rows: int) -> float:
     """The share of the rows that early stopping looks at."""
     if settings.validation_fraction is None:
-        return 0.2 if n_rows <= _MANY else 0.1
+        return 0.2 if n_rows <= MANY else 0.1
     return check_share("validation_fraction", settings.validation_fraction)
 
 
@@ -146,7 +163,7 @@ def candidates(settings: Any, rows: Array, seed: int, *, alpha: float, groups: A
     There is one pair unless `dropout` is None and rows are few: many rows tell the rates less from each other, and
     trying them takes longer; without rows held out nothing tells. Each network has a seed and held-out rows of its own.
     """
-    few, held = len(rows) <= _MANY, n_held_out(settings, len(rows))
+    few, held = len(rows) <= MANY, n_held_out(settings, len(rows))
     n = settings.n_ensemble
     if n is None:
         n = N_OF_FEW if few else 1

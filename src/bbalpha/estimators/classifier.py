@@ -26,7 +26,6 @@ from bbalpha.estimators.soundness import (
     check_converged,
     check_groups,
     diverged,
-    in_double,
     one_thread,
     settled,
     some_rows,
@@ -201,8 +200,8 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
     def _part(self, network: nn.Module, x: Tensor, n_passes: int, seed: int) -> ClassificationPrediction:
         """That of one network."""
         return predict_classification(
-            network if self.uses_module_ else in_double(network), x.float() if self.uses_module_ else x,
-            n_passes=n_passes, masks="shared", balanced=self.balanced, seed=seed, progress=False,
+            *self._precise(network, x), n_passes=n_passes, masks="shared", balanced=self.balanced, seed=seed,
+            progress=False,
         )  # fmt: skip
 
     def _objective(self) -> nn.Module:

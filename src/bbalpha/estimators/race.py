@@ -1,8 +1,9 @@
 """The automatic choice: candidates race on held-out rows, the best are trained in full, and a mixture of them predicts.
 
 Rows are dealt into folds; a network holds one of them out, picks its epoch by it, and is scored by it. In the heats
-every candidate trains two networks for a short time, as one population an architecture. The best go to the final, with
-a network for every fold. The weights of the mixture are those under which the held-out rows are likeliest ("stacking").
+every candidate trains two networks for a short time, as one population an architecture; then the best of them once more
+under other likelihoods. The best of all go to the final, with a network for every fold. The weights of the mixture are
+those under which the held-out rows are likeliest ("stacking").
 """
 
 import time
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bbalpha.training.bank import Likelihood
+from bbalpha.training.bank import Activation, Likelihood
 from bbalpha.training.population import Member, Population, fit_population
 
 Array = NDArray[Any]
@@ -34,6 +35,7 @@ class Candidate:
         alpha: Of the objective.
         length_scale: l of the prior.
         log_target: Whether it predicts the logarithm of the target.
+        activation: Of the hidden units.
     """
 
     hidden_layer_sizes: tuple[int, ...]
@@ -43,9 +45,11 @@ class Candidate:
     alpha: float = 0.5
     length_scale: float = 1.0
     log_target: bool = False
+    activation: Activation = "relu"
 
     def __str__(self) -> str:
         shape = " x ".join(map(str, self.hidden_layer_sizes)) or "linear"
+        shape += f" {self.activation}" if self.hidden_layer_sizes else ""
         noise = {"gaussian": "one noise level", "heteroscedastic": "predicted noise", "student": "Student t"}
         parts = [shape, noise.get(self.likelihood, "classes"), f"dropout {self.dropout:.3f} / {self.input_dropout:.3f}"]
         parts += [f"alpha {self.alpha:g}", f"l {self.length_scale:g}"] + ["log target"] * self.log_target
@@ -70,6 +74,21 @@ class Effort:
     n_networks: int
     most_passes: int
 
+    def on_rows(self, n_rows: int) -> "Effort":
+        """The same for so many rows, by degrees.
+
+        Many want more steps, each with fewer passes, and a smaller mixture; few want more folds, as then less is held
+        out from each network.
+        """
+        share = max(1.0, n_rows / MANY)
+        folds = max(3, self.n_networks / share**0.25)
+        if self.heat_steps:
+            folds *= min(2.0, max(1.0, MANY / n_rows) ** 0.5)
+        return Effort(
+            round(self.heat_steps * min(share**0.5, 2.5)), round(self.final_steps * min(share**0.5, 2.5)),
+            max(2, round(self.finalists / share**0.25)), round(folds), max(3, round(self.most_passes / share**0.5)),
+        )  # fmt: skip
+
     def scaled(self, factor: float) -> "Effort":
         """The work of `factor` times the time: shorter or longer training, fewer or more finalists."""
         share = float(np.sqrt(factor))
@@ -81,11 +100,13 @@ class Effort:
 
 EFFORTS = {
     "quick": Effort(heat_steps=0, final_steps=320, finalists=4, n_networks=3, most_passes=4),
-    "standard": Effort(heat_steps=600, final_steps=3000, finalists=3, n_networks=5, most_passes=10),
+    "standard": Effort(heat_steps=300, final_steps=2000, finalists=3, n_networks=5, most_passes=10),
     "thorough": Effort(heat_steps=1500, final_steps=8000, finalists=5, n_networks=10, most_passes=100),
 }
+N_VARIED = 2  # candidates that are tried under other likelihoods too
 N_HEATS = 2  # networks of a candidate in the heats
 HEAT_PASSES = 4  # K in the heats, at most: passes are worth the least at the beginning
+MANY = 2000  # rows from which on data regularise by themselves
 MOST_HELD = 10_000  # rows that a network holds out, at most
 
 
@@ -155,13 +176,22 @@ class Race:
 
     def __post_init__(self) -> None:
         self.used = None if self.columns is None else np.unique(np.concatenate(self.columns))
+        self.n_heats = N_HEATS if len(self.x) <= N_HEATS * MANY else 1  # many rows need but one fold to rank
         self.narrow = self.x if self.used is None else self.x[:, self.used]
 
-    def run(self, candidates: Sequence[Candidate]) -> tuple[list[Expert], Array]:
-        """The networks of the mixture and their weights, which sum to 1; `trials` tells how everyone fared."""
+    def run(
+        self, candidates: Sequence[Candidate], likelihoods: Sequence[Likelihood] = ()
+    ) -> tuple[list[Expert], Array]:
+        """The networks of the mixture and their weights, which sum to 1; `trials` tells how everyone fared.
+
+        `likelihoods` are those that the best of the candidates are tried under too.
+        """
         chosen = list(candidates)
         if self.effort.heat_steps and len(chosen) > self.effort.finalists:
             chosen = self._heats(chosen)
+            others = [replace(c, likelihood=kind) for c, kind in product(chosen[:N_VARIED], likelihoods)]
+            if others := [c for c in others if c not in chosen and not (c.log_target and c.likelihood == "student")]:
+                chosen = self._heats(others)
         else:
             self.trials = [Trial(c, float("nan")) for c in chosen]
         experts = list(self._trained(chosen, self.folds, self.effort.final_steps, self.effort.most_passes, "final"))
@@ -191,15 +221,17 @@ class Race:
         largest = max(candidates, key=lambda c: sum(c.hidden_layer_sizes))
         members = [self._member(largest, self.folds[0], 0)] * 4
         start = time.perf_counter()
-        self._population(members, largest.hidden_layer_sizes, largest.likelihood, self.targets[largest.log_target], 60)
+        self._population(members, largest, 60, HEAT_PASSES)
         step = (time.perf_counter() - start) / (60 * len(members))
-        heats = len(candidates) * N_HEATS * self.effort.heat_steps * (len(candidates) > self.effort.finalists)
+        heats = (
+            (len(candidates) + 4) * self.n_heats * self.effort.heat_steps * (len(candidates) > self.effort.finalists)
+        )
         final = min(len(candidates), self.effort.finalists) * self.effort.n_networks * self.effort.final_steps
         self.effort = self.effort.scaled(seconds / (step * (heats + final)))
 
     def _heats(self, candidates: list[Candidate]) -> list[Candidate]:
-        """The finalists: the best by held-out likelihood, all of one kind of target."""
-        folds = self.folds[:N_HEATS]
+        """Try the candidates; the finalists: the best so far by held-out likelihood, all of one kind of target."""
+        folds = self.folds[: self.n_heats]
         held = np.concatenate(folds)
         share = None if self.weight is None else self.weight[held]
         values = np.full((len(candidates), len(self.x)), -np.inf)
@@ -208,10 +240,14 @@ class Race:
             values[i, expert.held] = self.score(expert) + self.shifts[expert.candidate.log_target][expert.held]
         nll = -np.average(values[:, held], axis=1, weights=share)
         nll[~np.isfinite(nll)] = np.inf
-        self.trials = [Trial(c, float(v)) for c, v in zip(candidates, nll, strict=True)]
-        log = candidates[int(nll.argmin())].log_target
-        ranked = [candidates[i] for i in np.argsort(nll, kind="stable") if candidates[i].log_target == log]
-        return ranked[: self.effort.finalists]
+        self.trials += [Trial(c, float(v)) for c, v in zip(candidates, nll, strict=True)]
+        ranked = [t.candidate for t in sorted(self.trials, key=lambda t: t.nll)]
+        found: list[Candidate] = []
+        for c in ranked:  # short heats favour one kind of unit over another: the final sees more than one
+            alike = sum((c.hidden_layer_sizes, c.activation) == (f.hidden_layer_sizes, f.activation) for f in found)
+            if c.log_target == ranked[0].log_target and alike < max(2, self.effort.finalists // 2):
+                found.append(c)
+        return found[: self.effort.finalists]
 
     def _trained(
         self, candidates: list[Candidate], folds: list[Array], steps: int, most_passes: int, stage: str
@@ -219,13 +255,13 @@ class Race:
         """The networks of all candidates on all folds; those of one architecture and likelihood at once."""
         groups: dict[tuple[Any, ...], list[Candidate]] = {}
         for c in candidates:
-            groups.setdefault((c.hidden_layer_sizes, c.likelihood, c.log_target), []).append(c)
-        for done, ((hidden, likelihood, log_target), group) in enumerate(groups.items()):
+            groups.setdefault((c.hidden_layer_sizes, c.likelihood, c.log_target, c.activation), []).append(c)
+        for done, group in enumerate(groups.values()):
             more = f" and {len(group) - 1} more" if len(group) > 1 else ""
             self.tell(f"{stage}, {done + 1} of {len(groups)}: {group[0]}{more}")
             pairs = list(product(range(len(folds)), group))
             members = [self._member(c, folds[i], i) for i, c in pairs]
-            population = self._population(members, hidden, likelihood, self.targets[log_target], steps, most_passes)
+            population = self._population(members, group[0], steps, most_passes)
             for m, (i, c) in enumerate(pairs):
                 curve = population.nll[:, m].numpy()
                 network = self._widened(population.network(m))
@@ -262,10 +298,8 @@ class Race:
         places: list[int] = np.searchsorted(self.used, self.columns[fold]).tolist()
         return places
 
-    def _population(
-        self, members: list[Member], hidden: tuple[int, ...], likelihood: Likelihood, y: Tensor, steps: int,
-        most_passes: int = HEAT_PASSES,
-    ) -> Population:  # fmt: skip
+    def _population(self, members: list[Member], kind: Candidate, steps: int, most_passes: int) -> Population:
+        """Networks of the architecture, likelihood and target of a candidate."""
         n_rows = len(members[0].train)
         batch_size = self.settings.batch_size or batch_of(n_rows)
         if self.settings.epochs is not None:
@@ -275,7 +309,8 @@ class Race:
             rows = min(n_rows, max(batch_size, steps * batch_size // n_looks))
             epochs = max(1, round(steps * batch_size / rows))
         return fit_population(
-            self.narrow, y, members, epochs=epochs, hidden_layer_sizes=hidden, likelihood=likelihood,
+            self.narrow, self.targets[kind.log_target], members, epochs=epochs, likelihood=kind.likelihood,
+            hidden_layer_sizes=kind.hidden_layer_sizes, activation=kind.activation,
             n_passes=min(self.settings.n_passes, most_passes), batch_size=batch_size,
             patience=self.settings.patience or max(5, epochs // 5), sample_weight=self.weight,
             balanced=self.settings.balanced, epoch_rows=rows,

@@ -27,7 +27,6 @@ from bbalpha.estimators.soundness import (
     check_converged,
     check_groups,
     diverged,
-    in_double,
     one_thread,
     settled,
     some_rows,
@@ -226,7 +225,7 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         grid = regression_grid(self, skewed=True in tables)
         self.noise_ = "heteroscedastic"
         found = {log: torch.as_tensor(t, dtype=torch.float32) for log, t in standard.items()}
-        experts = self._race(x, found, shifts, weight, groups, grid)
+        experts = self._race(x, found, shifts, weight, groups, grid, LIKELIHOODS_OF[self.noise])
         self.log_target_ = experts[0].candidate.log_target
         self.y_mean_, self.y_scale_ = scalers[self.log_target_]
         self.heavy_ = np.array([e.candidate.likelihood == "student" for e in experts])
@@ -293,8 +292,7 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
     def _part(self, network: nn.Module, x: Tensor, n_passes: int, seed: int) -> tuple[Tensor, Tensor | None]:
         """Means and precisions of the passes of one network, in double precision (K, N, D)."""
         found = predict_regression(
-            network if self.uses_module_ else in_double(network), x.float() if self.uses_module_ else x,
-            n_passes=n_passes, precision=None if self.noise_ == "constant" else "predicted",
+            *self._precise(network, x), n_passes=n_passes, precision=None if self.noise_ == "constant" else "predicted",
             output=split_heads if self._splits() else None, masks="shared", balanced=self.balanced, seed=seed,
             progress=False,
         )  # fmt: skip

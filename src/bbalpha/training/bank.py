@@ -28,6 +28,8 @@ from bbalpha.objectives import GaussianNLL, class_losses, gaussian_losses
 Table = TypeVar("Table", NDArray[Any], Tensor)
 Likelihood = Literal["gaussian", "heteroscedastic", "student", "categorical"]
 LIKELIHOODS = get_args(Likelihood)
+Activation = Literal["relu", "silu"]
+ACTIVATIONS: dict[Activation, type[nn.Module]] = {"relu": nn.ReLU, "silu": nn.SiLU}
 _TWO_HEADS = ("heteroscedastic", "student")  # mean and log precision are predicted
 LOG_PRECISION = 12.0  # a predicted log precision stays between minus and plus this
 _BLOCK = 2**20  # activations worked on together: 4 MiB
@@ -72,18 +74,19 @@ class Bank:
     y_mean: Tensor
     y_scale: Tensor
     likelihood: Likelihood
+    activation: Activation
     balanced: bool
 
     @classmethod
     def start(
         cls, x: Tensor, y: Tensor, members: Sequence[Member], hidden: Sequence[int], likelihood: Likelihood,
-        weight: Tensor | None, balanced: bool,
+        activation: Activation, weight: Tensor | None, balanced: bool,
     ) -> "Bank":  # fmt: skip
         """Fresh members, standardised by their own rows."""
         outputs = int(y.max()) + 1 if likelihood == "categorical" else y.shape[1]
         outputs *= 2 if likelihood in _TWO_HEADS else 1
         sizes = [x.shape[1], *hidden, outputs]
-        nets = [initial_network(sizes, m.seed, dropout=m.dropout, input_dropout=m.input_dropout) for m in members]
+        nets = [initial_network(sizes, m, activation) for m in members]
         rows = [torch.cat([p.detach().flatten() for p in net.parameters()] + [torch.zeros(1)]) for net in nets]
         scalers = [_scaler(x, m, weight) for m in members]
         if likelihood == "categorical":
@@ -93,7 +96,7 @@ class Bank:
         x_mean, x_scale = (torch.stack(part) for part in zip(*scalers, strict=True))
         y_mean, y_scale = (torch.stack(part) for part in zip(*targets, strict=True))
         flat = torch.stack(rows)
-        bank = cls(tuple(members), flat, sizes, x_mean, x_scale, y_mean, y_scale, likelihood, balanced)
+        bank = cls(tuple(members), flat, sizes, x_mean, x_scale, y_mean, y_scale, likelihood, activation, balanced)
         if (mask := bank.mask()) is not None:
             bank.flat = flat * mask
         return bank
@@ -104,7 +107,7 @@ class Bank:
         parts = [t.flatten(1) for layer in p.weights for t in layer] + [p.log_precision[:, None]]
         sizes = [p.weights[0][0].shape[2], *(w.shape[1] for w, _ in p.weights)]
         scalers = p.x_mean, p.x_scale, p.y_mean, p.y_scale
-        return cls(p.members, torch.cat(parts, 1), sizes, *scalers, p.likelihood, p.balanced)
+        return cls(p.members, torch.cat(parts, 1), sizes, *scalers, p.likelihood, p.activation, p.balanced)
 
     def mask(self) -> Tensor | None:
         """1 for the parameters that move, 0 for weights of inputs that a member does not look at (M, P)."""
@@ -149,17 +152,18 @@ class Bank:
         draws = _Draws.of(keys, n_passes, B, together=n_passes if self.balanced else 0)
         h = x.unsqueeze(1)  # (M, 1 or K, B, in): what all passes share is computed once
         for i, (weight, bias) in enumerate(layers):
-            if any(by_layer[i]) and i == len(layers) - 1 and h.shape[1] == 1:
-                keep, scale = draws.keep(i, h.shape[-1])
-                return (
-                    draws.readout(h[:, 0].relu() if i else h[:, 0], keep, weight * scale[:, None, None]) + bias[:, None]
-                )
-            if any(by_layer[i]):
-                noise, scale = draws.noise(i, h.shape[-1])
-                h = _drop(h, noise, relu=i > 0)
-                weight = weight * scale[:, None, None]
-            elif i:
+            drops, reads = any(by_layer[i]), i == len(layers) - 1 and h.shape[1] == 1
+            if i and self.activation != "relu":
+                h = F.silu(h)
+            elif i and (reads or not drops):  # where units are dropped the two are one step
                 h = h.relu()
+            if drops and reads:
+                keep, scale = draws.keep(i, h.shape[-1])
+                return draws.readout(h[:, 0], keep, weight * scale[:, None, None]) + bias[:, None]
+            if drops:
+                noise, scale = draws.noise(i, h.shape[-1])
+                h = _drop(h, noise, relu=i > 0 and self.activation == "relu")
+                weight = weight * scale[:, None, None]
             rows = h.flatten(1, 2)
             if weight.shape[1] == 1:  # a batched product with one column is slower than this
                 out = (rows * weight).sum(-1, keepdim=True) + bias
@@ -366,11 +370,12 @@ class _Drop(torch.autograd.Function):
 # ------------------------------------------------------------------------------ helpers
 
 
-def initial_network(sizes: Sequence[int], seed: int, *, dropout: float, input_dropout: float) -> nn.Sequential:
-    """An `mlp` as it starts out: its weights follow from `seed`, torch's generator is untouched."""
+def initial_network(sizes: Sequence[int], member: Member, activation: Activation = "relu") -> nn.Sequential:
+    """A member as it starts out: its weights follow from its seed, torch's generator is untouched."""
+    made = ACTIVATIONS[activation]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return mlp(sizes, dropout=dropout, input_dropout=input_dropout)
+        torch.manual_seed(member.seed)
+        return mlp(sizes, dropout=member.dropout, input_dropout=member.input_dropout, activation=made)
 
 
 def split_heads(outputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bbalpha._kernels import step_seed
 from bbalpha.checks import check_count, check_flag, check_settings, check_weight
 from bbalpha.priors import weight_decay
-from bbalpha.training.bank import LIKELIHOODS, Bank, Likelihood, initial_network, pad, tables
+from bbalpha.training.bank import ACTIVATIONS, LIKELIHOODS, Activation, Bank, Likelihood, initial_network, pad, tables
 from bbalpha.training.bank import Member as Member  # also a name of this module
 from bbalpha.training.feed import order
 from bbalpha.training.fitting import cosine, epoch_bar
@@ -41,6 +41,7 @@ class Population:
         likelihood: As in `fit_population`.
         nll: Validation NLL a row after every epoch, in units of y (E, M); nan where there is none.
         best_epoch: The epoch (from 1) whose weights a member has (M,).
+        activation: As in `fit_population`.
         balanced: As in `fit_population`.
     """
 
@@ -54,13 +55,14 @@ class Population:
     likelihood: Likelihood
     nll: Tensor
     best_epoch: Tensor
+    activation: Activation = "relu"
     balanced: bool = True
 
     def network(self, index: int) -> nn.Sequential:
         """Member `index` as a network of its own, on standardised inputs, in evaluation mode."""
         member = self.members[index]
         sizes = [self.weights[0][0].shape[2], *(w.shape[1] for w, _ in self.weights)]
-        net = initial_network(sizes, member.seed, dropout=member.dropout, input_dropout=member.input_dropout)
+        net = initial_network(sizes, member, self.activation)
         linears = [layer for layer in net if isinstance(layer, nn.Linear)]
         with torch.no_grad():
             for layer, (weight, bias) in zip(linears, self.weights, strict=True):
@@ -83,6 +85,7 @@ def fit_population(
     epochs: int,
     hidden_layer_sizes: Sequence[int] = (50,),
     likelihood: Likelihood = "gaussian",
+    activation: Activation = "relu",
     n_passes: int = 10,
     batch_size: int = 32,
     schedule: Callable[[float], float] | None = cosine,
@@ -104,6 +107,7 @@ def fit_population(
         likelihood: "gaussian" with a learned precision; "heteroscedastic", the network predicts it: 2 D outputs, means
             and log precisions, the latter bounded (`bank.split_heads`); "student", the same under Student's t of four
             degrees of freedom; or "categorical".
+        activation: "relu", or "silu", which is smooth.
         n_passes: K.
         batch_size: Rows of a member a step.
         schedule: Multiplies the learning rates, as in `fit`.
@@ -125,6 +129,8 @@ def fit_population(
         raise ValueError("`members` must hold at least one Member; got none.")
     if likelihood not in LIKELIHOODS:
         raise ValueError(f"`likelihood` must be one of {', '.join(LIKELIHOODS)}; got {likelihood!r}.")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"`activation` must be one of {', '.join(ACTIVATIONS)}; got {activation!r}.")
     given: dict[str, Any] = {
         "epochs": epochs, "hidden_layer_sizes": hidden_layer_sizes, "n_passes": n_passes, "batch_size": batch_size,
         "patience": patience, "n_validation_passes": n_validation_passes, "epoch_rows": epoch_rows,
@@ -136,8 +142,9 @@ def fit_population(
         weight = check_weight(torch.as_tensor(sample_weight, dtype=torch.float32), torch.empty(len(inputs)))
     members = [_checked(m, len(inputs), weight) for m in members]
     bank = Bank.start(
-        inputs, target, members, given.pop("hidden_layer_sizes"), likelihood, weight, check_flag("balanced", balanced)
-    )
+        inputs, target, members, given.pop("hidden_layer_sizes"), likelihood, activation, weight,
+        check_flag("balanced", balanced),
+    )  # fmt: skip
     run = _Training(bank, inputs, target, weight, schedule=schedule, **given)
     _check_finite(bank)
     return run(progress)
@@ -318,5 +325,5 @@ class _Training:
         curve = torch.stack(self.curve) if self.curve else torch.empty(0, len(bank.members))
         return Population(
             bank.members, layers, log_precision, bank.x_mean, bank.x_scale, bank.y_mean, bank.y_scale,
-            bank.likelihood, curve, self.best_epoch, bank.balanced,
+            bank.likelihood, curve, self.best_epoch, bank.activation, bank.balanced,
         )  # fmt: skip
