@@ -381,3 +381,27 @@ def test_dropout_that_is_set_or_cannot_be_chosen_is_not_searched():
         dropout=None, validation_fraction=0.2, epochs=5, random_state=0, hidden_layer_sizes=(50,), n_ensemble=1
     ).fit(X, y > 50)
     assert (chosen.dropout_, chosen.input_dropout_) in RATES
+
+
+def test_many_rows_are_answered_in_blocks_and_as_a_few_are(monkeypatch):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 3))
+    y = np.exp(X[:, 0] + 0.1 * rng.normal(size=300))
+    model = BBAlphaRegressor(budget="quick", epochs=3, random_state=0).fit(X, y)
+    asked = [lambda t: model.predict(t, return_std=True), lambda t: model.predict_interval(t, 0.8)]
+    asked += [
+        lambda t: model.predict_interval(t, 0.8, guarantee=True),
+        lambda t: model.predict_quantiles(t, [0.1, 0.5]),
+    ]
+    asked += [lambda t: model.log_prob(t, y)]
+    whole = [ask(X) for ask in asked]
+    monkeypatch.setattr("bbalpha.estimators.regressor._ROWS", 128)
+    seen = []
+    predictive = BBAlphaRegressor.predictive
+    monkeypatch.setattr(BBAlphaRegressor, "predictive", lambda self, t: seen.append(len(t)) or predictive(self, t))
+    for table in (X, X.tolist(), pd.DataFrame(X)):
+        for ask, expected in zip(asked, whole, strict=True):
+            np.testing.assert_allclose(ask(table), expected, rtol=1e-9)
+    assert set(seen) == {128, 300 - 2 * 128}
+    monkeypatch.setattr("bbalpha.estimators.base.FEW", 10)  # and in single precision
+    np.testing.assert_allclose(model.predict(X), whole[0][0], rtol=1e-3)

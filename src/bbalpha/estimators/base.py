@@ -30,7 +30,7 @@ from bbalpha.estimators.choices import (
     train_together,
 )
 from bbalpha.estimators.folders import array_of, plain, read_content, whole
-from bbalpha.estimators.race import Candidate, Expert, Race, deal
+from bbalpha.estimators.race import Candidate, Expert, Race, deal, in_shares
 from bbalpha.estimators.screening import is_wide, telling_columns
 from bbalpha.estimators.soundness import diverged, in_double, one_thread, settled, weights
 from bbalpha.estimators.tables import TableEncoder, needs_encoding
@@ -293,9 +293,9 @@ class DropoutEstimator(WholeFit):
         return torch.as_tensor((X - self.x_mean_) / self.x_scale_)
 
     def _passes(self) -> list[int]:
-        """Passes of each network, by its share, so that all together give about `n_predict_passes`; 2 at least."""
+        """Passes of each network, by its share."""
         total = check_count("n_predict_passes", self.n_predict_passes)
-        return [max(2, int(np.ceil(total * share - 1e-9))) for share in self.shares_]
+        return in_shares(max(total, 2 * len(self.shares_)), self.shares_)
 
     def __sklearn_is_fitted__(self) -> bool:
         return "networks_" in vars(self)

@@ -185,7 +185,7 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
 
     def _standard(self, x: Tensor, n_passes: int | None = None) -> ClassificationPrediction:
         """That of standardised rows; `n_passes` are of each network."""
-        passes = self._passes() if n_passes is None else [n_passes] * len(self.networks_)
+        passes = [max(2, k) for k in self._passes()] if n_passes is None else [n_passes] * len(self.networks_)
         with one_thread() if len(x) <= FEW else nullcontext():
             parts = [
                 self._part(network, x, k, self.seed_ + i)

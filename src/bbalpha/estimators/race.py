@@ -107,7 +107,7 @@ N_VARIED = 2  # candidates that are tried under other likelihoods too
 N_HEATS = 2  # networks of a candidate in the heats
 HEAT_PASSES = 4  # K in the heats, at most: passes are worth the least at the beginning
 MANY = 2000  # rows from which on data regularise by themselves
-MOST_HELD = 10_000  # rows that a network holds out, at most
+MOST_HELD = 4000  # rows that a network holds out, at most: looking at more takes longer than training
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,7 +305,7 @@ class Race:
         if self.settings.epochs is not None:
             epochs, rows = self.settings.epochs, n_rows
         else:
-            n_looks = min(50, max(10, steps // 16))  # at the held-out rows, at least
+            n_looks = min(50, max(10, steps // (16 if n_rows <= MANY else 40)))  # at the held-out rows, at least
             rows = min(n_rows, max(batch_size, steps * batch_size // n_looks))
             epochs = max(1, round(steps * batch_size / rows))
         return fit_population(
@@ -313,6 +313,7 @@ class Race:
             hidden_layer_sizes=kind.hidden_layer_sizes, activation=kind.activation,
             n_passes=min(self.settings.n_passes, most_passes), batch_size=batch_size,
             patience=self.settings.patience or max(5, epochs // 5), sample_weight=self.weight,
+            n_validation_passes=int(np.clip(10_000 / len(self.folds[0]), 4, 20)),
             balanced=self.settings.balanced, epoch_rows=rows,
         )  # fmt: skip
 
@@ -347,6 +348,19 @@ def stacked(values: Array, weight: Array | None = None, least: float = 0.02) -> 
         weights = (joint / joint.sum(0) * share).sum(1)
     weights[weights < least] = 0.0
     found: Array = weights / weights.sum()
+    return found
+
+
+def in_shares(total: int, shares: Array) -> list[int]:
+    """`total` things dealt by shares that sum to 1, the rounding by largest remainders.
+
+    >>> in_shares(10, np.array([0.5, 0.44, 0.03, 0.03]))
+    [5, 5, 0, 0]
+    """
+    wanted = total * shares
+    counts = np.floor(wanted + 1e-9).astype(int)
+    counts[np.argsort(counts - wanted, kind="stable")[: total - counts.sum()]] += 1
+    found: list[int] = counts.tolist()
     return found
 
 

@@ -8,7 +8,7 @@ over all rows, from a seed kept at `fit`, so a row gets the same answer in any c
     low, high = model.predict_interval(X_new, coverage=0.9)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, Self
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from bbalpha.checks import RULES, check_count, check_flag, check_inner_share
@@ -38,6 +39,9 @@ from bbalpha.prediction import predict_regression
 from bbalpha.predictive import RegressionPrediction
 from bbalpha.training.bank import LOG_PRECISION, Likelihood, SplitNLL, split_heads, standardiser
 
+Answer = Callable[[RegressionPrediction | LogPrediction], tuple[Tensor, ...]]
+_ROWS = 2**14  # of a table that are answered at a time: the passes of all of them may not fit into memory
+
 
 class Regression(RegressorMixin):
     """What a regressor answers, out of its `predictive` distribution and `y_ndim_`, the axes of y."""
@@ -46,19 +50,20 @@ class Regression(RegressorMixin):
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean (N,) or (N, D); with `return_std` also its standard deviation."""
-        prediction = self.predictive(X)
-        mean = self._shaped(prediction.mean)
-        return (mean, self._shaped(prediction.std)) if return_std else mean
+        if return_std:
+            return self._answer(X, lambda p: (p.mean, p.std))
+        return self._answer(X, lambda p: (p.mean,))[0]
 
     def predict_quantiles(self, X: Any, q: float | Sequence[float]) -> Array:
         """Quantiles of the predictive mixture: (N,) for a number, (N, Q) for several; (N, D, Q) with D targets."""
-        quantiles = self.predictive(X).quantile(q if np.ndim(q) == 0 else list(np.asarray(q, float)))
-        return self._shaped(quantiles) if np.ndim(q) == 0 else np.moveaxis(self._shaped(quantiles), 0, -1)
+        levels: Any = q if np.ndim(q) == 0 else list(np.asarray(q, float))
+        (quantiles,) = self._answer(X, lambda p: (p.quantile(levels),))
+        return quantiles if np.ndim(q) == 0 else np.moveaxis(quantiles, 0, -1)
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
         """The central interval that holds `coverage` of the predictive mixture: (low, high), each like the mean."""
-        low, high = self.predictive(X).interval(coverage)
-        return self._shaped(low), self._shaped(high)
+        low, high = self._answer(X, lambda p: p.interval(coverage))
+        return low, high
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
         """Draws from the predictive distribution (N, n_samples), or (N, D, n_samples) with D targets."""
@@ -67,9 +72,17 @@ class Regression(RegressorMixin):
 
     def log_prob(self, X: Any, y: Any) -> Array:
         """Log-density of each row's target, in units of `y` (N,); several targets jointly."""
-        prediction = self.predictive(X)
-        target = torch.as_tensor(np.asarray(y, np.float64)).reshape(len(prediction.mean), -1)
-        return prediction.log_prob(target).numpy()
+        target, found = torch.as_tensor(np.atleast_1d(np.asarray(y, np.float64))), []
+        for start, x in _blocks(X):
+            prediction = self.predictive(x)
+            own = target[start : start + _ROWS].reshape(len(prediction.mean), -1)
+            found.append(prediction.log_prob(own))
+        return torch.cat(found).numpy()
+
+    def _answer(self, X: Any, answer: Answer) -> tuple[Array, ...]:
+        """What `answer` says of the predictive distribution, each tensor (..., N, D), block by block of rows."""
+        parts = [answer(self.predictive(x)) for _, x in _blocks(X)]
+        return tuple(self._shaped(torch.cat(part, -2)) for part in zip(*parts, strict=True))
 
     def _shaped(self, values: Tensor) -> Array:
         array: Array = values.numpy()
@@ -204,15 +217,19 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         if not check_flag("guarantee", guarantee):
             return super().predict_interval(X, coverage)
         check_inner_share("coverage", coverage)
-        prediction = self.predictive(X)
+        check_is_fitted(self)
         if self.scores_ is None:
             raise ValueError(
                 "`guarantee` needs rows that were held out: fit with hidden_layer_sizes='auto', or see "
                 "bbalpha.calibration.conformal_intervals."
             )
         half = conformal_level(abs(self.scores_ - 0.5), coverage)  # (D,)
-        ends = [torch.stack([_end(prediction, 0.5 + side * h, i) for i, h in enumerate(half)], -1) for side in (-1, 1)]
-        return self._shaped(ends[0]), self._shaped(ends[1])
+
+        def ends(p: RegressionPrediction | LogPrediction) -> tuple[Tensor, ...]:
+            return tuple(torch.stack([_end(p, 0.5 + s * h, i) for i, h in enumerate(half)], -1) for s in (-1, 1))
+
+        low, high = self._answer(X, ends)
+        return low, high
 
     def _choose(self, X: Array, table: Array, weight: Array | None, groups: Array | None) -> None:
         """The automatic way: a race, and a mixture of its winners, all of which predict mean and log precision."""
@@ -281,6 +298,7 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
             parts = [
                 self._part(network, x, k, self.seed_ + i)
                 for i, (network, k) in enumerate(zip(self.networks_, passes, strict=True))
+                if k
             ]
         mean = torch.cat([m for m, _ in parts])  # (K, N, D)
         if self.noise_ == "constant":
@@ -325,6 +343,18 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         D = self._standard(x, 2).mean.shape[1]
         n = len(self.networks_)
         return {"y_mean_": (D,), "y_scale_": (D,), "precision_": (n, D), "heavy_": (n,)}
+
+
+def _blocks(X: Any) -> Iterator[tuple[int, Any]]:
+    """A table in blocks of rows, each with the row that it begins at; a small one as it is."""
+    shape = getattr(X, "shape", None)
+    n_rows = shape[0] if shape else len(X) if isinstance(X, list | tuple) else 0  # what else there is, is refused later
+    if n_rows <= _ROWS:
+        yield 0, X
+        return
+    for start in range(0, n_rows, _ROWS):
+        rows = slice(start, start + _ROWS)
+        yield start, X.iloc[rows] if hasattr(X, "iloc") else X[rows]
 
 
 def _end(prediction: RegressionPrediction | LogPrediction, level: float, output: int) -> Tensor:
