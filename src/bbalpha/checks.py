@@ -317,6 +317,7 @@ RULES: dict[str, Callable[[str, Any], Any]] = {
     "input_dropout": check_share,
     "length_scale": partial(check_number, least=0),
     "learning_rate": partial(check_number, above=0),
+    "spread": partial(check_number, above=0),
     "noise": _noise,
     "budget": _budget,
     "class_weight": _class_weight,

@@ -53,7 +53,7 @@ def table(kind, n=12):
 def test_no_setting_is_left_out():
     known = {*WRONG, "verbose", "random_state"}  # any truth value; scikit-learn checks the other
     assert all(set(kind().get_params()) <= known for kind in KINDS)
-    assert set(RULES) - set(WRONG) == {"seed", "n_validation_passes"}  # of populations alone
+    assert set(RULES) - set(WRONG) == {"seed", "spread", "n_validation_passes"}  # of populations alone
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind.__name__}-{name}" for kind, name in CASES])

@@ -371,11 +371,13 @@ class DropoutEstimator(WholeFit):
         if not isinstance(self.uses_module_, bool):
             raise ValueError(f"`uses_module_` of a {kind} must be True or False; got {self.uses_module_!r}.")
         check_count("seed_", self.seed_, least=0)
-        self._passes()
+        check_count("n_predict_passes", self.n_predict_passes)
         for name in ("x_mean_", "x_scale_", "y_mean_", "y_scale_", "precision_", "shares_"):
             value = vars(self).get(name, np.ones(1))
             if not isinstance(value, np.ndarray) or value.dtype != np.float64 or not np.isfinite(value).all():
                 raise ValueError(f"`{name}` of a {kind} must hold finite numbers; got {value!r}.")
+        if (self.shares_ < 0).any() or abs(self.shares_.sum() - 1) > 1e-6:
+            raise ValueError(f"`shares_` of a {kind} must be weights that sum to 1; got {self.shares_!r}.")
         columns = (check_count("n_features_in_", self.n_features_in_),)
         features = columns if self.encoder_ is None else (len(self.encoder_.names),)
         shapes = {"x_mean_": features, "x_scale_": features, "feature_names_in_": columns}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bbalpha.checks import check_share
-from bbalpha.estimators.race import EFFORTS, MANY, Candidate, Effort
+from bbalpha.estimators.race import EFFORTS, FEW_EPOCHS, MANY, Candidate, Effort
 from bbalpha.training.bank import Activation, Likelihood
 from bbalpha.training.feed import order
 from bbalpha.training.population import Member, Population, fit_population
@@ -24,15 +24,15 @@ RATE_OF_MANY = 5 / 256
 N_OF_FEW = 5  # networks where rows are few; one of many rows takes as long
 # what a race tries: smooth units are best most often, by far on smooth functions, and corners want the others
 RACE_RATES = tuple((p / 256, q / 256) for p, q in ((51, 26), (13, 13), (5, 0), (1, 0)))
-ACTIVATIONS: tuple[Activation, ...] = ("silu", "relu")
-SHAPES: tuple[tuple[tuple[int, ...], Activation], ...] = (((100, 100), "silu"), ((100, 100), "relu"), ((50,), "relu"))
+# widths, and units that begin smooth, with bends, or with corners
+Shape = tuple[tuple[int, ...], Activation, float]
+UNITS: tuple[tuple[Activation, float], ...] = (("silu", 1.0), ("silu", 2.0), ("relu", 1.0))
+SHAPES: tuple[Shape, ...] = tuple(((100, 100), *unit) for unit in UNITS)
 LIKELIHOODS_OF: dict[str, tuple[Likelihood, ...]] = {
     "auto": ("heteroscedastic", "gaussian", "student"), "constant": ("gaussian",),
     "heteroscedastic": ("heteroscedastic",), "student": ("student",),
 }  # fmt: skip
-CLASS_SHAPES: tuple[tuple[tuple[int, ...], Activation], ...] = (
-    ((), "relu"), ((50,), "silu"), ((100, 100), "silu"), ((100, 100), "relu"),
-)  # fmt: skip
+CLASS_SHAPES: tuple[Shape, ...] = (((), "relu", 1.0), ((50,), "silu", 1.0), *SHAPES)
 CLASS_RATES = tuple((p / 256, q / 256) for p, q in ((13, 0), (51, 13), (128, 51)))
 
 
@@ -51,8 +51,8 @@ def regression_grid(settings: Any, skewed: bool) -> list[Candidate]:
     kinds = LIKELIHOODS_OF[settings.noise]
     kinds = kinds[:1] if effort_of(settings.budget).heat_steps else kinds  # the others are tried with the best
     found = [
-        Candidate(hidden, kind, p, q, alpha, scale, log, activation)
-        for (hidden, activation), kind, (p, q), alpha, scale, log in product(
+        Candidate(hidden, kind, p, q, alpha, scale, log, *unit)
+        for (hidden, *unit), kind, (p, q), alpha, scale, log in product(
             _shapes(settings, SHAPES),
             kinds,
             _pairs(settings, RACE_RATES),
@@ -68,8 +68,8 @@ def regression_grid(settings: Any, skewed: bool) -> list[Candidate]:
 def classification_grid(settings: Any) -> list[Candidate]:
     """What a classifier tries: architectures, a linear one too, and rates."""
     found = [
-        Candidate(hidden, "categorical", p, q, alpha, scale, activation=activation)
-        for (hidden, activation), (p, q), alpha, scale in product(
+        Candidate(hidden, "categorical", p, q, alpha, scale, False, *unit)
+        for (hidden, *unit), (p, q), alpha, scale in product(
             _shapes(settings, CLASS_SHAPES), _pairs(settings, CLASS_RATES), _alphas(settings), _scales(settings)
         )
         if q or (p and hidden)
@@ -89,20 +89,20 @@ def _fewer(found: list[Candidate], settings: Any) -> list[Candidate]:
 
 def _promise(c: Candidate) -> tuple[int, ...]:
     """Small for a candidate that is tried first, where few are."""
-    firm: list[Any] = [(2, "silu", "heteroscedastic", RACE_RATES[i]) for i in (2, 1, 3)]
-    firm += [(2, "silu", "gaussian", RACE_RATES[0])]
-    firm += [(0, "relu", "categorical", CLASS_RATES[1])]
-    firm += [(2, "silu", "categorical", pair) for pair in CLASS_RATES]
-    kind = (len(c.hidden_layer_sizes), c.activation, c.likelihood, (c.dropout, c.input_dropout))
+    firm: list[Any] = [(2, *unit, "heteroscedastic", RACE_RATES[2]) for unit in UNITS]
+    firm += [(2, *UNITS[0], "heteroscedastic", RACE_RATES[1])]
+    firm += [(0, "relu", 1.0, "categorical", CLASS_RATES[1])]
+    firm += [(2, *UNITS[0], "categorical", pair) for pair in CLASS_RATES]
+    kind = (len(c.hidden_layer_sizes), c.activation, c.spread, c.likelihood, (c.dropout, c.input_dropout))
     return (firm.index(kind) if kind in firm else len(firm), int(c.log_target))
 
 
-def _shapes(settings: Any, shapes: Sequence[tuple[tuple[int, ...], Activation]]) -> Sequence[Any]:
-    """Widths and activations; those that are given with each of the activations."""
+def _shapes(settings: Any, shapes: Sequence[Shape]) -> Sequence[Any]:
+    """Widths and units; widths that are given with each kind of unit."""
     if is_auto(settings.hidden_layer_sizes):
         return shapes
     hidden = tuple(settings.hidden_layer_sizes)
-    return [(hidden, a) for a in (ACTIVATIONS if hidden else ACTIVATIONS[1:])]
+    return [(hidden, *unit) for unit in (UNITS if hidden else UNITS[2:])]
 
 
 def _pairs(settings: Any, pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -135,7 +135,7 @@ def duration(settings: Any, n_rows: int) -> tuple[int, int, int | None]:
         steps = 8000 if n_rows > MANY else 4000 if held else 2000
         epochs = int(np.clip(round(steps * batch_size / n_rows), 40, 500))
     if patience is None:
-        patience = max(1, epochs // 5)
+        patience = max(1 if settings.epochs is None else FEW_EPOCHS, epochs // 5)
     return batch_size, epochs, patience if held else None
 
 

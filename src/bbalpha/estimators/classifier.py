@@ -25,6 +25,7 @@ from bbalpha.estimators.race import Expert, conformal_level, same_records
 from bbalpha.estimators.soundness import (
     check_converged,
     check_groups,
+    check_long_enough,
     diverged,
     one_thread,
     settled,
@@ -131,6 +132,7 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
         shares = np.bincount(index, weight) / (len(index) if weight is None else weight.sum())
         found = self._standard(self._standardised(X[rows])).log_probs.numpy()[np.arange(len(rows)), index[rows]]
         check_converged(self, found - np.log(shares[index[rows]]))
+        check_long_enough(self, len(X))
 
     def _choose(self, X: Array, index: Array, weight: Array | None, groups: Array | None) -> None:
         """The automatic way: a race, and a mixture of its winners."""

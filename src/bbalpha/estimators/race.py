@@ -36,6 +36,7 @@ class Candidate:
         length_scale: l of the prior.
         log_target: Whether it predicts the logarithm of the target.
         activation: Of the hidden units.
+        spread: As in `Member`.
     """
 
     hidden_layer_sizes: tuple[int, ...]
@@ -46,10 +47,16 @@ class Candidate:
     length_scale: float = 1.0
     log_target: bool = False
     activation: Activation = "relu"
+    spread: float = 1.0
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What its units are and how they begin."""
+        return self.hidden_layer_sizes, self.activation, self.spread
 
     def __str__(self) -> str:
         shape = " x ".join(map(str, self.hidden_layer_sizes)) or "linear"
-        shape += f" {self.activation}" if self.hidden_layer_sizes else ""
+        shape += f" {self.activation}" * bool(self.hidden_layer_sizes) + f" from {self.spread:g}" * (self.spread != 1)
         noise = {"gaussian": "one noise level", "heteroscedastic": "predicted noise", "student": "Student t"}
         parts = [shape, noise.get(self.likelihood, "classes"), f"dropout {self.dropout:.3f} / {self.input_dropout:.3f}"]
         parts += [f"alpha {self.alpha:g}", f"l {self.length_scale:g}"] + ["log target"] * self.log_target
@@ -106,6 +113,7 @@ EFFORTS = {
 N_VARIED = 2  # candidates that are tried under other likelihoods too
 N_HEATS = 2  # networks of a candidate in the heats
 HEAT_PASSES = 4  # K in the heats, at most: passes are worth the least at the beginning
+FEW_EPOCHS = 20  # of a user: training is not stopped sooner, as the first of them may teach little
 MANY = 2000  # rows from which on data regularise by themselves
 MOST_HELD = 4000  # rows that a network holds out, at most: looking at more takes longer than training
 
@@ -244,7 +252,7 @@ class Race:
         ranked = [t.candidate for t in sorted(self.trials, key=lambda t: t.nll)]
         found: list[Candidate] = []
         for c in ranked:  # short heats favour one kind of unit over another: the final sees more than one
-            alike = sum((c.hidden_layer_sizes, c.activation) == (f.hidden_layer_sizes, f.activation) for f in found)
+            alike = sum(c.kind == f.kind for f in found)
             if c.log_target == ranked[0].log_target and alike < max(2, self.effort.finalists // 2):
                 found.append(c)
         return found[: self.effort.finalists]
@@ -286,7 +294,7 @@ class Race:
         seen[held] = False
         return Member(
             train=torch.as_tensor(np.flatnonzero(seen)), validation=torch.as_tensor(held), alpha=c.alpha,
-            dropout=c.dropout, input_dropout=c.input_dropout, length_scale=c.length_scale,
+            dropout=c.dropout, input_dropout=c.input_dropout, length_scale=c.length_scale, spread=c.spread,
             learning_rate=self.settings.learning_rate, seed=self.seed + fold,
             columns=self._places(fold),
         )  # fmt: skip
@@ -303,16 +311,16 @@ class Race:
         n_rows = len(members[0].train)
         batch_size = self.settings.batch_size or batch_of(n_rows)
         if self.settings.epochs is not None:
-            epochs, rows = self.settings.epochs, n_rows
+            epochs, rows, least = self.settings.epochs, n_rows, FEW_EPOCHS
         else:
             n_looks = min(50, max(10, steps // (16 if n_rows <= MANY else 40)))  # at the held-out rows, at least
             rows = min(n_rows, max(batch_size, steps * batch_size // n_looks))
-            epochs = max(1, round(steps * batch_size / rows))
+            epochs, least = max(1, round(steps * batch_size / rows)), 5
         return fit_population(
             self.narrow, self.targets[kind.log_target], members, epochs=epochs, likelihood=kind.likelihood,
             hidden_layer_sizes=kind.hidden_layer_sizes, activation=kind.activation,
             n_passes=min(self.settings.n_passes, most_passes), batch_size=batch_size,
-            patience=self.settings.patience or max(5, epochs // 5), sample_weight=self.weight,
+            patience=self.settings.patience or max(least, epochs // 5), sample_weight=self.weight,
             n_validation_passes=int(np.clip(10_000 / len(self.folds[0]), 4, 20)),
             balanced=self.settings.balanced, epoch_rows=rows,
         )  # fmt: skip

@@ -27,6 +27,7 @@ from bbalpha.estimators.race import Expert, conformal_level, same_records
 from bbalpha.estimators.soundness import (
     check_converged,
     check_groups,
+    check_long_enough,
     diverged,
     one_thread,
     settled,
@@ -103,7 +104,8 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
 
     Args:
         alpha: 0 is MC dropout as usual, 0.5 the Hellinger value, 1 the predictive likelihood; "auto" tries all three.
-        hidden_layer_sizes: Widths of the hidden layers; a number is one layer; "auto" tries (50,) and (100, 100).
+        hidden_layer_sizes: Widths of the hidden layers; a number is one layer; "auto" is (100, 100), with three kinds
+            of units.
         noise: "constant" learns one precision for all rows, "heteroscedastic" predicts it from the inputs, "student"
             the same with the heavy tails of Student's t; "auto" tries all three, and the logarithm of skewed targets.
         dropout: The rate of being dropped of hidden units; "auto" tries four pairs of rates at hidden units and inputs.
@@ -125,7 +127,8 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
             weights of the epoch with the best log-likelihood there are kept. None is 0.2 up to 2,000 rows and 0.1 from
             there on, or one part in `n_ensemble`; 0 trains on all rows to the last epoch, for fewer epochs where these
             are not given, and leaves nothing to choose by.
-        patience: Training stops after so many epochs without a better one; None is a fifth of all.
+        patience: Training stops after so many epochs without a better one; None is a fifth of all, and not fewer than
+            20 where `epochs` are given.
         module: A network of your own: an nn.Module (N, F) -> (N, D), or a function of (F, D) that makes one; with
             heteroscedastic noise it returns (mean, log_precision).
         verbose: Tell what is being tried; ten lines a training where there is no terminal.
@@ -191,6 +194,7 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         target = np.log(table[rows]) if self.log_target_ else table[rows]
         standard = torch.as_tensor((target - self.y_mean_) / self.y_scale_)
         check_converged(self, *self._over_constant(self._standardised(X[rows]), standard))
+        check_long_enough(self, len(X))
 
     def _train_as_told(self, X: Array, table: Array, weight: Array | None, groups: Array | None) -> None:
         """One architecture and kind of noise."""

@@ -13,8 +13,11 @@ from sklearn.utils.validation import _check_sample_weight
 from torch import nn
 
 from bbalpha._torch import buffers, children, copied, own_parameters
+from bbalpha.estimators.race import batch_of
 
 Array = NDArray[Any]
+ENOUGH_STEPS = 1000  # after which a likelihood that rises slowly is not called unfinished
+STILL_RISING = 0.02  # nats a row
 
 
 @contextmanager
@@ -56,6 +59,23 @@ def check_converged(settings: Any, gain: Array, error: float = 0.0) -> None:
         warnings.warn(
             "The training ended far worse than a constant prediction, on its own rows: lower `learning_rate` (it is "
             f"{settings.learning_rate}) or give it more `epochs`.",
+            ConvergenceWarning,
+            stacklevel=5,
+        )
+
+
+def check_long_enough(settings: Any, n_rows: int) -> None:
+    """Warn where the `epochs` of a user end a training of `n_rows` rows that was still under way."""
+    if settings.epochs is None:
+        return
+    steps = settings.epochs * -(-n_rows // (settings.batch_size or batch_of(n_rows)))
+    whole = [c for c in settings.validation_curves_ if len(c) == settings.epochs > 1]
+    rise = np.median([np.nanmin(c[: len(c) // 2]) - np.nanmin(c) for c in whole]) if whole else 0.0
+    if steps < ENOUGH_STEPS and rise > STILL_RISING:
+        warnings.warn(
+            f"The held-out likelihood was still rising when training ended: by {rise:.2f} nats a row in the second "
+            f"half of {settings.epochs} epochs, which are but {steps} steps. Intervals are wider than they need be; "
+            "give it more `epochs`, or none, so that it chooses.",
             ConvergenceWarning,
             stacklevel=5,
         )

@@ -48,6 +48,7 @@ class Member:
         length_scale: l of the prior, on standardised data.
         learning_rate: Of Adam.
         seed: Of initial weights, order and masks.
+        spread: The first weights and biases start out so many times as large: functions then begin with more bends.
         columns: The inputs that it looks at; None is all. The weights of the others are and stay 0.
     """
 
@@ -59,6 +60,7 @@ class Member:
     length_scale: float = 1.0
     learning_rate: float = 0.01
     seed: int = 0
+    spread: float = 1.0
     columns: Sequence[int] | None = None
 
 
@@ -375,7 +377,13 @@ def initial_network(sizes: Sequence[int], member: Member, activation: Activation
     made = ACTIVATIONS[activation]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(member.seed)
-        return mlp(sizes, dropout=member.dropout, input_dropout=member.input_dropout, activation=made)
+        net = mlp(sizes, dropout=member.dropout, input_dropout=member.input_dropout, activation=made)
+    if member.spread != 1:
+        first = next(layer for layer in net if isinstance(layer, nn.Linear))
+        with torch.no_grad():
+            first.weight.mul_(member.spread)
+            first.bias.mul_(member.spread)
+    return net
 
 
 def split_heads(outputs: Tensor) -> tuple[Tensor, Tensor]:
