@@ -32,6 +32,7 @@ from bbalpha.estimators.soundness import (
     some_rows,
     weights,
 )
+from bbalpha.estimators.thinned import is_plain, thinned_passes
 from bbalpha.objectives import CrossEntropy
 from bbalpha.prediction import predict_classification
 from bbalpha.predictive import ClassificationPrediction
@@ -201,6 +202,13 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
 
     def _part(self, network: nn.Module, x: Tensor, n_passes: int, seed: int) -> ClassificationPrediction:
         """That of one network."""
+        if not self.uses_module_ and is_plain(network):
+            rows = x.float() if len(x) > FEW else x
+            log_probs = thinned_passes(network, rows, n_passes, seed=seed, balanced=self.balanced).log_softmax(-1)
+            if bool(log_probs.isfinite().all()):  # if not, the other way tells where
+                entropy = -(log_probs.exp() * log_probs).sum(-1).mean(0)
+                votes = nn.functional.one_hot(log_probs.argmax(-1), log_probs.shape[-1]).to(log_probs.dtype).mean(0)
+                return ClassificationPrediction(log_probs.logsumexp(0) - np.log(n_passes), entropy, votes, n_passes)
         return predict_classification(
             *self._precise(network, x), n_passes=n_passes, masks="shared", balanced=self.balanced, seed=seed,
             progress=False,

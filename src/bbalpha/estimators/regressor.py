@@ -34,6 +34,7 @@ from bbalpha.estimators.soundness import (
     some_rows,
     targets,
 )
+from bbalpha.estimators.thinned import is_plain, thinned_passes
 from bbalpha.lognormal import LogPrediction
 from bbalpha.objectives import GaussianNLL
 from bbalpha.prediction import predict_regression
@@ -313,6 +314,12 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
 
     def _part(self, network: nn.Module, x: Tensor, n_passes: int, seed: int) -> tuple[Tensor, Tensor | None]:
         """Means and precisions of the passes of one network, in double precision (K, N, D)."""
+        if not self.uses_module_ and is_plain(network):
+            rows = x.float() if len(x) > FEW else x
+            outputs = thinned_passes(network, rows, n_passes, seed=seed, balanced=self.balanced)
+            if bool(outputs.isfinite().all()):  # if not, the other way tells where
+                mean, log_tau = split_heads(outputs) if self._splits() else (outputs, None)
+                return mean.double(), None if log_tau is None else log_tau.double().exp()
         found = predict_regression(
             *self._precise(network, x), n_passes=n_passes, precision=None if self.noise_ == "constant" else "predicted",
             output=split_heads if self._splits() else None, masks="shared", balanced=self.balanced, seed=seed,

@@ -1,0 +1,84 @@
+"""The passes of a plain network under shared masks, without the engine's way there: for one row a tenth of the time.
+
+With masks that all rows share, a pass is one thinned network. Which units it lacks follows from rates, widths and seed;
+it is asked of `bbalpha.sample` once and remembered, so that these passes are those of any other way.
+"""
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bbalpha.sampling import sample
+
+_PLAIN = (nn.Linear, nn.ReLU, nn.SiLU, nn.Dropout)
+_BLOCK = 2**20  # activations worked on together
+Site = tuple[int, float]  # width, rate
+
+
+def is_plain(network: nn.Module) -> bool:
+    """Whether a network is a chain of dense layers, ReLU or SiLU, and dropout, and nothing hangs on to it."""
+    if type(network) is not nn.Sequential:
+        return False
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return all(type(m) in _PLAIN for m in network) and not any(
+        vars(m)[h] for m in (network, *network) for h in hooks if h in vars(m)
+    )
+
+
+def thinned_passes(network: Any, x: Tensor, n_passes: int, *, seed: int, balanced: bool) -> Tensor:
+    """Outputs (K, N, D) of a plain network for rows (N, F), in their precision, as `sample` with shared masks has them.
+
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.SiLU(), nn.Dropout(0.5), nn.Linear(8, 1)).double()
+    >>> x = torch.zeros(3, 2, dtype=torch.float64)
+    >>> a = thinned_passes(net, x, 4, seed=1, balanced=True)
+    >>> torch.allclose(a, sample(net, x, 4, masks="shared", seed=1))
+    True
+    """
+    sites, width = [], x.shape[1]
+    for layer in network:
+        if type(layer) is nn.Linear:
+            width = layer.out_features
+        elif type(layer) is nn.Dropout:
+            sites.append((width, layer.p))
+    masks = [m.to(x.dtype) for m in _masks(tuple(sites), n_passes, seed, balanced)]
+    parameters = [(m.weight.detach().to(x.dtype), m.bias.detach().to(x.dtype)) for m in network if type(m) is nn.Linear]
+    widest = max(width, *(w for w, _ in sites), *(len(b) for _, b in parameters))
+    with torch.no_grad():
+        rows = x.split(max(1, _BLOCK // (n_passes * widest)))
+        return torch.cat([_run(network, block, masks, parameters, n_passes) for block in rows], 1)
+
+
+def _run(network: Any, h: Tensor, masks: list[Tensor], parameters: list[Any], n_passes: int) -> Tensor:
+    site = dense = 0
+    for layer in network:
+        if type(layer) is nn.Linear:
+            h = F.linear(h, *parameters[dense])
+            dense += 1
+        elif type(layer) is nn.Dropout:
+            h = h * masks[site]  # (K, N, width) from the first of them on
+            site += 1
+        else:
+            h = F.silu(h) if type(layer) is nn.SiLU else h.relu()
+    return h if h.ndim == 3 else h.expand(n_passes, *h.shape)
+
+
+@lru_cache(maxsize=1024)
+def _masks(sites: tuple[Site, ...], n_passes: int, seed: int, balanced: bool) -> tuple[Tensor, ...]:
+    """What the units at each site are multiplied by in each pass (K, 1, width)."""
+    found = []
+    for i, (width, rate) in enumerate(sites):
+        layers: list[nn.Module] = []
+        for before, after in pairwise(sites[: i + 1]):  # constant ones between the sites
+            between: Any = nn.utils.skip_init(nn.Linear, before[0], after[0])
+            nn.init.zeros_(between.weight)
+            nn.init.ones_(between.bias)
+            layers += [nn.Dropout(before[1]), between]
+        chain = nn.Sequential(*layers, nn.Dropout(rate)).double()
+        ones = torch.ones(1, sites[0][0], dtype=torch.float64)
+        factors: Any = sample(chain, ones, n_passes, masks="shared", seed=seed, balanced=balanced)
+        found.append(factors.detach().reshape(n_passes, 1, width))
+    return tuple(found)
