@@ -110,9 +110,10 @@ def table(metric, of_classes, digits=lambda _: 3, best=min):
     lines = head(f"test {metric.replace('_', ' ')}", names)
     for name, own in found.items():
         values = [average(list(by_split(own, method, metric).values())) for method in names]
-        top = best((v.mean for v in values if v and math.isfinite(v.mean)), default=None)
+        finite = [v.mean for v in values if v and math.isfinite(v.mean)]
+        top = best(finite) if len(finite) > 1 else None  # nobody is best alone
         most = max(v.n for v in values if v)
-        lines.append(f"| {name} | " + " | ".join(cell(v, top, most, digits(name)) for v in values) + " |")
+        lines.append(f"| {name} ({most}) | " + " | ".join(cell(v, top, most, digits(name)) for v in values) + " |")
     return "\n".join(lines)
 
 
@@ -122,7 +123,7 @@ def cell(value, top, most, places):
         return "-"
     if math.isinf(value.mean):
         return "infinite"
-    told = f"{value.mean:.{places}f} ± {value.error:.{places}f}"
+    told = f"{value.mean:.{places}f}" + (f" ± {value.error:.{places}f}" if value.n > 1 else "")
     fewer = f" ({value.n} split{'s' * (value.n > 1)})" if value.n < most else ""
     return (f"**{told}**" if value.mean == top else told) + fewer
 
@@ -159,6 +160,6 @@ def note(found):
     kind = content["command"].split(" --datasets")[0]
     versions = content["versions"]
     return (
-        f"Means over splits with standard errors, the best in bold. Made by `{kind}` with torch {versions['torch']}, "
+        f"Means over splits (how many, in brackets) with standard errors, the best in bold. Made by `{kind}` with torch {versions['torch']}, "
         f"scikit-learn {versions['scikit-learn']}, {peers}."
     )
