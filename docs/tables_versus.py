@@ -160,6 +160,7 @@ def note(found):
     kind = content["command"].split(" --datasets")[0]
     versions = content["versions"]
     return (
-        f"Means over splits (how many, in brackets) with standard errors, the best in bold. Made by `{kind}` with torch {versions['torch']}, "
+        "Means over splits (how many, in brackets) with standard errors, the best in bold. Made by "
+        f"`{kind}` with torch {versions['torch']}, "
         f"scikit-learn {versions['scikit-learn']}, {peers}."
     )
