@@ -32,6 +32,36 @@ def defaults():
     )
 
 
+def units():
+    """Held-out NLL by kind of unit, on problems that are none of the paper's."""
+    content = results.read(ROOT / "results/chosen_units.json")
+    found = {(r["problem"], r["steps"], r["activation"], r["spread"]): r["nll"] for r in content["rows"]}
+    kinds = list(dict.fromkeys(key[2:] for key in found))
+    names = [f"{activation}" + (f" from {spread:g}" if spread != 1 else "") for activation, spread in kinds]
+    lines = ["| held-out NLL | steps | " + " | ".join(names) + " |", "|---" * (2 + len(kinds)) + "|"]
+    for problem, steps in dict.fromkeys(key[:2] for key in found):
+        values = [found[problem, steps, *kind] for kind in kinds]
+        cells = [f"**{v:.2f}**" if v == min(values) else f"{v:.2f}" for v in values]
+        lines.append(f"| {problem} | {steps} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + f"\n\nMade by `{content['command']}` with torch {content['versions']['torch']}."
+
+
+def large():
+    """Many rows: seconds, memory and scores."""
+    content = results.read(ROOT / "results/large.json")
+    lines = [
+        "| rows | way | fit, s | predict all, s | intervals of 100,000, s | memory, MB | NLL | RMSE | 90 % hold |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    ways = {"quick": '`budget="quick"`', "standard": '`budget="standard"`', "boosting": "HistGradientBoosting"}
+    for r in content["rows"]:
+        ends = f"{r['interval_seconds_of_100000']:.0f}" if "interval_seconds_of_100000" in r else "-"
+        seconds = f"{r['fit_seconds']:.0f} | {r['predict_seconds']:.0f} | {ends}"
+        scores = f"{r['nll']:.3f} | {r['rmse']:.3f} | {r['coverage90']:.3f}"
+        lines.append(f"| {r['rows']:,} | {ways[r['way']]} | {seconds} | {r['mb']:.0f} | {scores} |")
+    return "\n".join(lines) + f"\n\nMade by `{content['command']}`; another program was running on the second core."
+
+
 def verdict():
     """Where the defaults win and where they do not, on the splits that all have."""
     found, _ = _defaults()

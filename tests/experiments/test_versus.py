@@ -185,7 +185,7 @@ def test_tables_are_made_from_the_rows(on_tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(tables_versus, "FOLDER", folder)
     for name in ("nll", "crps", "rmse", "intervals", "seconds"):
         assert "boston" in getattr(tables_versus, name)()
-    assert "| iris |" in tables_versus.log_loss()
+    assert "| iris (2) |" in tables_versus.log_loss()  # its number of folds
     assert tables_versus.calibration().count("±") == 1
     monkeypatch.setattr(tables_versus, "FOLDER", tmp_path / "nothing")
     with pytest.raises(FileNotFoundError):

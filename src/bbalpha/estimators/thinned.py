@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bbalpha._torch import is_hooked
 from bbalpha.sampling import sample
 
 _PLAIN = (nn.Linear, nn.ReLU, nn.SiLU, nn.Dropout)
@@ -21,12 +22,9 @@ Site = tuple[int, float]  # width, rate
 
 def is_plain(network: nn.Module) -> bool:
     """Whether a network is a chain of dense layers, ReLU or SiLU, and dropout, and nothing hangs on to it."""
-    if type(network) is not nn.Sequential:
+    if type(network) is not nn.Sequential or is_hooked(vars(network)):
         return False
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return all(type(m) in _PLAIN for m in network) and not any(
-        vars(m)[h] for m in (network, *network) for h in hooks if h in vars(m)
-    )
+    return all(type(m) in _PLAIN and not is_hooked(vars(m)) for m in network)
 
 
 def thinned_passes(network: Any, x: Tensor, n_passes: int, *, seed: int, balanced: bool) -> Tensor:
