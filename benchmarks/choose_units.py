@@ -19,7 +19,8 @@ from choose_automatic import MORE
 from choose_defaults import PROBLEMS, Table
 
 from bbalpha.estimators.choices import UNITS
-from bbalpha.estimators.race import batch_of, deal
+from bbalpha.estimators.dealing import deal
+from bbalpha.estimators.race import batch_of
 from bbalpha.experiments.results import Ledger
 from bbalpha.training.population import Member, fit_population
 

@@ -1,4 +1,4 @@
-"""Tables of docs/regression.md and of the README, out of results/regression/*.json and docs/paper_regression.csv."""
+"""Tables of docs/regression.md and of the README, out of results/regression/*.json and what the paper published."""
 
 import csv
 import statistics
@@ -35,7 +35,7 @@ def load():
 
 def paper():
     """{(data set, metric, column): (mean, standard error or None)} as published."""
-    with (ROOT / "docs" / "paper_regression.csv").open() as file:
+    with (ROOT / "src" / "bbalpha" / "report" / "published.csv").open() as file:
         return {
             (r["dataset"], r["metric"], r["method"]): (float(r["mean"]), number(r["stderr"]))
             for r in csv.DictReader(file)

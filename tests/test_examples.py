@@ -11,7 +11,17 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 ELSEWHERE: set[str] = set()  # run by other tests
 
 
-@pytest.mark.parametrize("path", [p for p in EXAMPLES if p.name not in ELSEWHERE], ids=lambda p: p.stem)
+LONG = ("finetune_text", "segmentation")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(p, marks=pytest.mark.slow if p.stem in LONG else (), id=p.stem)
+        for p in EXAMPLES
+        if p.name not in ELSEWHERE
+    ],
+)
 def test_example_runs(path, tmp_path):
     settings = {"BBALPHA_QUICK": "1", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
     done = subprocess.run(

@@ -40,7 +40,7 @@ from bbalpha.layers import Dropout
 
 FORMAT = 1
 _CONFIG, _WEIGHTS, _CHECKSUMS = "config.json", "weights.safetensors", "checksums.sha256"
-_OURS = (_CONFIG, _WEIGHTS, _CHECKSUMS, "detector.json")
+_OURS = (_CONFIG, _WEIGHTS, _CHECKSUMS, "detector.json", "card.json")
 _STATE = r"step-\d{9,}"
 
 
@@ -245,7 +245,7 @@ def write_folder(path: str | os.PathLike[str], content: Mapping[str, Any]) -> No
         content: What `read_folder` gives back.
     """
     target = _real(path)
-    _check_replaceable(target)
+    check_replaceable(target)
     tensors: dict[str, Tensor] = {}
     config = {"format": FORMAT, "versions": versions(), "content": _pack(content, tensors, "")}
     files = {
@@ -255,7 +255,7 @@ def write_folder(path: str | os.PathLike[str], content: Mapping[str, Any]) -> No
     files[_CHECKSUMS] = _checksums(files)
     target.parent.mkdir(parents=True, exist_ok=True)
     with folders.writing(target):
-        _check_replaceable(target)
+        check_replaceable(target)
         fresh = folders.temporary(target)
         fresh.mkdir()
         try:
@@ -329,7 +329,7 @@ def _real(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _check_replaceable(target: Path) -> None:
+def check_replaceable(target: Path) -> None:
     """Refuse to replace what is no model folder, or holds anything else besides."""
     if not target.exists():
         return

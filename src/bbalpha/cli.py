@@ -5,8 +5,7 @@ the commands that need it, so that --help is quick.
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +14,9 @@ try:
     import typer
 except ImportError as error:
     raise SystemExit("The command line needs typer: pip install 'bbalpha[cli]'.") from error
+
+from bbalpha._commands import tables
+from bbalpha._commands.mistakes import mistakes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,19 +34,11 @@ app.add_typer(data_app, name="data")
 reproduce_app = typer.Typer(help="The experiments of the paper; each can be stopped and goes on where it was.")
 app.add_typer(reproduce_app, name="reproduce")
 
+for command in (tables.fit, tables.predict, tables.evaluate, tables.report, tables.serve):
+    app.command()(command)
+
 _Quick = Annotated[bool, typer.Option("--quick", help="A small size that takes a minute, to see it run.")]
 _Out = Annotated[Path, typer.Option(help="Folder of the results (JSON) and of the states of unfinished runs.")]
-
-
-@contextmanager
-def mistakes() -> Iterator[None]:
-    """A context in which errors about what the user gave become one line and exit code 2."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        message = " ".join(str(error).split()) or type(error).__name__
-        typer.echo(f"bbalpha: {message}", err=True)
-        raise typer.Exit(2) from error
 
 
 @app.callback(invoke_without_command=True)
@@ -70,7 +64,10 @@ def doctor(
     n_passes: Annotated[int, typer.Option(min=2, help="How many passes are compared.")] = 8,
     batch_dim: Annotated[int, typer.Option(min=0, help="The axis of x that counts the rows.")] = 0,
 ) -> None:
-    """Print every random site of a model, and whether its passes differ; exit 1 if they do not."""
+    """Print every random site of a model, and whether its passes differ; exit 1 if they do not.
+
+    Example: bbalpha doctor nets:make --shape 32,784
+    """
     with mistakes():
         model, x = _made(factory, shape, batch_dim)
         from bbalpha.convert import audit
@@ -82,7 +79,10 @@ def doctor(
 
 @data_app.command("list")
 def data_list() -> None:
-    """Print the data sets of the paper, and where each was found."""
+    """Print the data sets of the paper, and where each was found.
+
+    Example: bbalpha data list
+    """
     with mistakes():
         from bbalpha.data.sets import catalogue
 
@@ -96,7 +96,10 @@ def data_list() -> None:
 def data_fetch(
     names: Annotated[list[str] | None, typer.Argument(help="As `data list` has them; all but year if none.")] = None,
 ) -> None:
-    """Download data sets that are not on this machine into the cache folder, and print where they are."""
+    """Download data sets that are not on this machine into the cache folder, and print where they are.
+
+    Example: bbalpha data fetch boston yacht
+    """
     with mistakes():
         from bbalpha.data.sets import catalogue, fetch
 
@@ -114,7 +117,10 @@ def reproduce_regression(
     quick: _Quick = False,
     out: _Out = Path("results"),
 ) -> None:
-    """Run the UCI table: alpha networks, their variants and the baselines, on the published splits."""
+    """Run the UCI table: alpha networks, their variants and the baselines, on the published splits.
+
+    Example: bbalpha reproduce regression --datasets boston --splits 5
+    """
     with mistakes():
         from bbalpha.experiments.regression import reproduce
 
@@ -134,7 +140,10 @@ def reproduce_classification(
     quick: _Quick = False,
     out: _Out = Path("results"),
 ) -> None:
-    """Run MNIST with the dense and the convolutional network."""
+    """Run MNIST with the dense and the convolutional network.
+
+    Example: bbalpha reproduce classification --quick
+    """
     with mistakes():
         from bbalpha.experiments.classification import reproduce
 
@@ -153,7 +162,10 @@ def reproduce_runtime(
     quick: _Quick = False,
     out: _Out = Path("results"),
 ) -> None:
-    """Run accuracy and log-likelihood against time, for the authors' way and ours."""
+    """Run accuracy and log-likelihood against time, for the authors' way and ours.
+
+    Example: bbalpha reproduce runtime --minutes 5
+    """
     with mistakes():
         from bbalpha.experiments.runtime import reproduce
 
@@ -168,7 +180,10 @@ def reproduce_adversarial(
     quick: _Quick = False,
     out: _Out = Path("results"),
 ) -> None:
-    """Run the attacks on MNIST, and their detection."""
+    """Run the attacks on MNIST, and their detection.
+
+    Example: bbalpha reproduce adversarial --quick
+    """
     with mistakes():
         from bbalpha.experiments.adversarial import reproduce
 

@@ -678,7 +678,7 @@ def settle(examples):
     return settings(max_examples=examples, derandomize=True, phases=[Phase.generate], **quiet)
 
 
-@settle(200)
+@settle(70)
 @given(tree=TREES.filter(is_random), n=st.integers(2, 7))
 def test_random_architectures_agree_with_the_naive_loop(tree, n):
     torch.manual_seed(n)

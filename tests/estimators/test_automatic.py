@@ -67,7 +67,7 @@ def test_heats_send_the_best_to_the_final() -> None:
     model = BBAlphaRegressor(epochs=2, n_passes=2, n_ensemble=2, random_state=0).fit(X, y)
     heats = np.array([t["nll"] for t in model.trials_])
     final = np.array([np.isfinite(t["final_nll"]) for t in model.trials_])
-    assert len(heats) == 16  # 3 kinds of units x 4 rates, and two other likelihoods of the best two
+    assert len(heats) == 18  # 2 linear ones, 3 kinds of units x 4 rates, and two other likelihoods of the best two
     assert final.sum() == 3
     assert heats.argmin() in np.flatnonzero(final)
     shapes = {(*t["hidden_layer_sizes"], t["activation"]) for t, f in zip(model.trials_, final, strict=True) if f}
@@ -107,6 +107,7 @@ def test_tables_as_they_come(kind: Any, tmp_path: Path) -> None:
         model.predict(new[["town", "size", "day", "old", "kind"]])
 
 
+@pytest.mark.slow
 def test_towns_and_gaps_are_used() -> None:
     X, y = frame(300)
     model = BBAlphaRegressor(epochs=40, **QUICK).fit(X.iloc[:200], y[:200])
@@ -122,6 +123,7 @@ def test_plain_numbers_with_gaps_alone() -> None:
         model.predict(np.full((1, 2), np.inf))
 
 
+@pytest.mark.slow
 def test_skewed_targets_are_modelled_by_their_logarithm(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(2200, 2))
@@ -197,6 +199,7 @@ def test_noisy_labels_are_no_reason_to_be_sure() -> None:
     assert loss < 0.67  # guessing 0.69; one network without held-out rows 0.95
 
 
+@pytest.mark.slow
 def test_two_columns_of_two_thousand() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(400, 2000))
@@ -276,9 +279,10 @@ def test_eighty_points_of_a_sine_are_enough() -> None:
     """One layer of 50 ReLU units had an error of 0.38."""
     rng = np.random.default_rng(0)
     X = rng.uniform(-3, 3, (80, 1))
+    y = np.sin(2 * X[:, 0]) + 0.1 * rng.normal(size=80)
     grid = np.linspace(-3, 3, 200)[:, None]
     for budget, most in (("quick", 0.15), ("standard", 0.1)):
-        model = BBAlphaRegressor(budget=budget, random_state=0).fit(X, np.sin(2 * X[:, 0]) + 0.1 * rng.normal(size=80))
+        model = BBAlphaRegressor(budget=budget, random_state=0).fit(X, y)
         assert np.sqrt(np.mean((model.predict(grid) - np.sin(2 * grid[:, 0])) ** 2)) < most
 
 

@@ -175,6 +175,7 @@ def test_errors():
         BBAlphaClassifierCV().predict(X)
 
 
+@pytest.mark.slow
 def test_noise_may_depend_on_the_inputs_in_the_search_too():
     rng = np.random.default_rng(0)
     X = rng.uniform(-1, 1, (200, 1))

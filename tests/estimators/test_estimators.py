@@ -37,7 +37,7 @@ def checks(estimator):
     ("estimator", "check"),
     [
         *checks(BBAlphaRegressor(budget="quick", epochs=15, learning_rate=0.05, n_ensemble=2, n_predict_passes=20)),
-        *checks(BBAlphaClassifier(budget="quick", epochs=10, learning_rate=0.05, n_predict_passes=20)),
+        *checks(BBAlphaClassifier(budget="quick", epochs=10, learning_rate=0.05, n_ensemble=2, n_predict_passes=20)),
     ],
 )
 def test_scikit_learn_checks(estimator, check):

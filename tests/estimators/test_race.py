@@ -6,8 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bbalpha.estimators import BBAlphaRegressor, race
-from bbalpha.estimators.race import EFFORTS, Candidate, conformal_level, deal, same_records, stacked
+from bbalpha.estimators import BBAlphaRegressor, dealing
+from bbalpha.estimators.dealing import deal, same_records
+from bbalpha.estimators.mixing import conformal_level, stacked
+from bbalpha.estimators.race import EFFORTS, Candidate
 from bbalpha.training.bank import Bank
 from bbalpha.training.population import Member, fit_population
 
@@ -30,7 +32,7 @@ def test_groups_are_held_out_whole(groups: list[int], seed: int) -> None:
 
 
 def test_many_rows_hold_out_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(race, "MOST_HELD", 10)
+    monkeypatch.setattr(dealing, "MOST_HELD", 10)
     parts = deal(100, 5, 0)
     assert [len(p) for p in parts] == [10] * 5
     assert len(np.unique(np.concatenate(parts))) == 50

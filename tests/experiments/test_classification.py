@@ -182,9 +182,17 @@ def test_the_command_on_real_digits(data_dir, tmp_path):
     assert len(ends) == 4
     assert all(row["accuracy"] > 0.7 for row in ends)
     assert (tmp_path / "classification/dense.png").stat().st_size > 10_000
-    done = CliRunner().invoke(app, [*command[:-1], str(tmp_path / "two"), "--jobs", "2"])
-    assert done.exit_code == 0, done.output
-    assert timeless(results.read(tmp_path / "two/classification/dense.json")["rows"]) == timeless(content["rows"])
+
+
+@pytest.mark.slow
+def test_two_networks_side_by_side_are_those_one_after_the_other(data_dir, tmp_path):
+    command = ["reproduce", "classification", "--models", "dense", "--alphas", "0.5", "--quick", "--out"]
+    found = []
+    for jobs in ("1", "2"):
+        done = CliRunner().invoke(app, [*command, str(tmp_path / jobs), "--jobs", jobs])
+        assert done.exit_code == 0, done.output
+        found.append(timeless(results.read(tmp_path / jobs / "classification/dense.json")["rows"]))
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow

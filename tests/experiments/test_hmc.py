@@ -13,6 +13,7 @@ def prior_draws(rng, n, d, hidden, x):
     return (np.maximum(x @ w1 + b1, 0) @ w2)[..., 0] + b2, rng.gamma(1.0, 1 / 0.1, size=n)
 
 
+@pytest.mark.slow
 def test_draws_have_the_moments_of_the_posterior():
     x, y = np.array([[-1.0], [0.0], [1.5]]), np.array([0.5, -0.3, 1.0])
     new = np.array([[-2.0], [0.5], [3.0]])

@@ -93,6 +93,7 @@ def test_goals_name_what_does_not_reach_them():
     assert tables_passes.is_worse({"ratio": 1.2, "ratio_error": 0.05})
 
 
+@pytest.mark.slow
 def test_passes_are_measured_by_a_command(tmp_path, monkeypatch):
     out = tmp_path / "results" / "passes.json"
     command = [sys.executable, "benchmarks/passes.py", "--quick", "--out", str(out)]
@@ -108,6 +109,7 @@ def test_passes_are_measured_by_a_command(tmp_path, monkeypatch):
     assert "of the 120 ratios" in tables_passes.worst()
 
 
+@pytest.mark.slow
 def test_training_with_either_kind_of_passes_is_measured(data_dir, tmp_path):
     command = [sys.executable, "benchmarks/passes_training.py", "--quick", "--out", str(tmp_path / "found.json")]
     subprocess.run(command, cwd=ROOT, check=True)

@@ -40,7 +40,7 @@ def kept(tmp_path):
     return Ledger(tmp_path / "squares/x.json", command="make x", seed=0)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_units_are_run_once_and_taken_up_where_they_were(kept, tmp_path, jobs):
     state = tmp_path / ".state/squares/x"
     with pytest.raises(KeyError):

@@ -35,6 +35,7 @@ def test_differences_are_taken_within_a_seed():
     assert tables_sites.differences(rows, rows[2:]) == pytest.approx([-0.5, -0.1])
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_sites_runs_small_and_fills_its_tables(tmp_path, monkeypatch):
     out = tmp_path / "results/sites.json"
     command = [sys.executable, "benchmarks/sites.py", "--quick", "--out", str(out)]

@@ -751,7 +751,7 @@ def kill_and_resume(tmp_path, kills, epochs, longest):
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs kill -9")
 def test_kill_9_and_resume_end_in_the_same_bytes(tmp_path):
-    assert kill_and_resume(tmp_path, kills=2, epochs=40, longest=0.8)
+    assert kill_and_resume(tmp_path, kills=1, epochs=30, longest=0.8)
 
 
 @pytest.mark.slow

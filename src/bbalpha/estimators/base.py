@@ -2,24 +2,19 @@
 
 import copy
 import os
-import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
-from bbalpha.checkpoint import build, describe, write_folder
-from bbalpha.checks import RULES, check_count, check_settings
+from bbalpha.checks import check_count
 from bbalpha.estimators.choices import (
     best_candidate,
     candidates,
@@ -27,69 +22,34 @@ from bbalpha.estimators.choices import (
     effort_of,
     held_out_share,
     is_auto,
+    promise,
     train_together,
 )
-from bbalpha.estimators.folders import array_of, plain, read_content, whole
-from bbalpha.estimators.race import Candidate, Expert, Race, deal, in_shares
+from bbalpha.estimators.dealing import deal
+from bbalpha.estimators.folders import read_content
+from bbalpha.estimators.memory import Memory
+from bbalpha.estimators.mixing import in_shares
+from bbalpha.estimators.race import Candidate, Expert, Race
 from bbalpha.estimators.screening import is_wide, telling_columns
 from bbalpha.estimators.soundness import diverged, in_double, one_thread, settled, weights
+from bbalpha.estimators.storing import Array, Module, Stored
 from bbalpha.estimators.tables import TableEncoder, needs_encoding
+from bbalpha.estimators.tails import fit_squash, squashed
+from bbalpha.estimators.telling import telling
 from bbalpha.training.bank import Likelihood, Member, initial_network, standardiser
 from bbalpha.training.fitting import cosine, fit
 
-Array = NDArray[Any]
-Module = nn.Module | Callable[[int, int], nn.Module]
-_OPTIONAL = ("dropout", "input_dropout", "epochs", "batch_size", "n_ensemble", "validation_fraction", "patience")
 _BLOCK = 2**16  # rows standardised at a time
 FEW = 2000  # rows up to which one thread is quicker than two, and double precision costs little
-_CHOSEN = ("alpha", "hidden_layer_sizes", "dropout", "input_dropout", "length_scale")  # may be "auto"
 
 
-def keep_arguments(estimator: Any, given: Mapping[str, Any]) -> None:
-    """Set what the constructor of `estimator` was given, its `locals()`, as attributes, as scikit-learn wants it."""
-    vars(estimator).update({name: value for name, value in given.items() if name not in ("self", "__class__")})
-
-
-class WholeFit(BaseEstimator, ABC):
-    """An estimator whose fitted state changes at once, at the end of `fit`, or not at all."""
-
-    # all that a fit may set: what one of them does not set is not left over from another
-    _fitted_names: ClassVar[tuple[str, ...]] = ("n_features_in_", "feature_names_in_", "seed_")
-
-    def _fit_whole(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> Self:
-        """Fit another of this kind with the same settings, checked, and take over what it has learnt."""
-        other = type(self).__new__(type(self))
-        other.__dict__.update(self._unfitted() | self._checked())
-        other._fit(X, y, sample_weight, groups)
-        learnt = {name: value for name, value in vars(other).items() if name in self._fitted_names}
-        self.__dict__ = self._unfitted() | learnt  # one step: an interrupt comes before it or after it
-        return self
-
-    def _unfitted(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in self._fitted_names}
-
-    def _checked(self) -> dict[str, Any]:
-        """The settings that have a rule, as Python's own numbers."""
-        left = [k for k in _CHOSEN if k in vars(self) and isinstance(vars(self)[k], str) and vars(self)[k] == "auto"]
-        given = {k: v for k, v in vars(self).items() if k in RULES and k not in left}
-        return check_settings(given, optional=_OPTIONAL) | {k: None for k in left if "dropout" in k}
-
-    @abstractmethod
-    def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> None:
-        """Set all fitted attributes."""
-
-
-class DropoutEstimator(WholeFit):
+class DropoutEstimator(Stored):
     """Standardisation, networks and their training; the likelihood is the subclass's."""
 
     _fitted_names = (
-        *WholeFit._fitted_names, "networks_", "objectives_", "uses_module_", "x_mean_", "x_scale_", "dropout_",
-        "input_dropout_", "validation_curves_", "n_iter_", "shares_", "trials_", "scores_", "encoder_",
+        *Stored._fitted_names, "networks_", "objectives_", "uses_module_", "x_mean_", "x_scale_", "x_squash_",
+        "dropout_", "input_dropout_", "validation_curves_", "n_iter_", "shares_", "trials_", "scores_", "encoder_",
     )  # fmt: skip
-    networks_: list[nn.Module]
-    objectives_: list[Any]
-    encoder_: TableEncoder | None
-    scores_: Array | None
 
     def _checked(self) -> dict[str, Any]:
         if self.module is not None and not callable(self.module):
@@ -118,8 +78,9 @@ class DropoutEstimator(WholeFit):
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 2**10))
         average = partial(np.average, axis=0, weights=weight)
         # column by column: a table in single precision is not copied to double
-        scalers = [standardiser(X[:, [i]].astype(np.float64), average) for i in range(X.shape[1])]
+        scalers = [_scaler(X[:, [i]].astype(np.float64), average) for i in range(X.shape[1])]
         self.x_mean_, self.x_scale_ = (np.concatenate(part) for part in zip(*scalers, strict=True))
+        self.x_squash_ = np.zeros((4, X.shape[1]))
         x = torch.empty(X.shape, dtype=torch.float32)
         for start in range(0, len(X), _BLOCK):
             x[start : start + _BLOCK] = self._standardised(X[start : start + _BLOCK])
@@ -131,7 +92,8 @@ class DropoutEstimator(WholeFit):
     ) -> list[Expert]:  # fmt: skip
         """Choose among the candidates in `grid` and combine the winners, as `Race` has it.
 
-        `likelihoods` are those that the best candidates are tried under too.
+        Long tails of `x` are squashed in place where that helps. `likelihoods` are those that the best candidates are
+        tried under too.
         """
         self.uses_module_ = False
         effort = effort_of(self.budget).on_rows(len(x))
@@ -144,13 +106,18 @@ class DropoutEstimator(WholeFit):
         n_parts = max(2, min(max(n_parts, self.n_ensemble or 0), n_units))
         folds = deal(len(x), n_parts, self.seed_, groups)[: self.n_ensemble or n_parts]
         effort = replace(effort, n_networks=len(folds))
-        tell = partial(tqdm.write, file=sys.stderr) if self.verbose else lambda text: None
-        with one_thread():
+        known = [targets[log].numpy() for log in sorted(targets)]
+        asked = sorted((k, v) for k, v in self.get_params().items() if k != "verbose")
+        memory = Memory.of(x.numpy(), *known, weight, asked, self.seed_, *folds)
+        with one_thread(), telling(bool(self.verbose)) as teller:
             columns = self._columns(x, targets[False], folds) if is_wide(*x.shape) else None
-            score = self._score(x, targets)
-            race = Race(x, targets, shifts, weight, folds, effort, self, score, self.seed_, tell, columns)
+            race = Race(
+                x, targets, shifts, weight, folds, effort, self, self._score, self.seed_, teller.tell, memory, columns
+            )
+            self._squash_tails(race, sorted(grid, key=promise)[0])
             if not isinstance(self.budget, str):
                 race.fit_into(float(self.budget), grid)
+            teller.expect(sum(race.networks(grid)))
             experts, self.shares_ = race.run(grid, likelihoods)
         if not experts:
             raise diverged(self)
@@ -161,6 +128,19 @@ class DropoutEstimator(WholeFit):
         self.dropout_, self.input_dropout_ = best.dropout, best.input_dropout
         self.trials_ = [trial.told() for trial in race.trials]
         return experts
+
+    def _squash_tails(self, race: Race, candidate: Candidate) -> None:
+        """Put columns with long tails through asinh, in place, if one candidate does better by it on held-out rows."""
+        squash = fit_squash(race.x.numpy())
+        if not squash[1].any():
+            return
+        race.tell("columns with long tails: as they are, or through asinh", 0)
+        bent = replace(race, x=torch.as_tensor(squashed(race.x.numpy(), squash)), memory=race.memory.part("asinh"))
+        steps = race.effort.final_steps // 2  # short trainings favour what is squashed
+        if bent.tried([candidate], steps)[0] < race.tried([candidate], steps)[0]:
+            race.x.copy_(bent.x)
+            race.memory, self.x_squash_ = bent.memory, squash
+            race.__post_init__()
 
     def _columns(self, x: Tensor, target: Tensor, folds: list[Array]) -> list[Array]:
         """Of a wide table, the columns that the rows which a network trains on speak for, by fold."""
@@ -182,6 +162,8 @@ class DropoutEstimator(WholeFit):
         for t in rows:
             cells = [f"{t[k]:9.3f}" if np.isfinite(t[k]) else " " * 8 + "-" for k in ("nll", "final_nll")]
             lines.append(f"{t['candidate']:<66} {' '.join(cells)} {t['weight']:7.2f}")
+        bent = int((self.x_squash_[1] > 0).sum())
+        lines += [f"{bent} columns with long tails go in through asinh."] * bool(bent)
         return "\n".join([f"{head}, held-out NLL a row:", *lines])
 
     def _train(self, X: Array, target: Tensor, weight: Array | None, groups: Array | None) -> None:
@@ -256,11 +238,7 @@ class DropoutEstimator(WholeFit):
         return made
 
     @abstractmethod
-    def _objective(self) -> nn.Module:
-        """A fresh objective."""
-
-    @abstractmethod
-    def _score(self, x: Tensor, targets: dict[bool, Tensor]) -> Callable[[Expert], Array]:
+    def _score(self, expert: Expert, x: Tensor, targets: dict[bool, Tensor]) -> Array:
         """Log-density of its held-out rows under an expert (n,)."""
 
     @abstractmethod
@@ -290,7 +268,7 @@ class DropoutEstimator(WholeFit):
         return np.zeros(len(rows), dtype=np.int64) if self.encoder_ is None else self.encoder_.unseen(X)
 
     def _standardised(self, X: Array) -> Tensor:
-        return torch.as_tensor((X - self.x_mean_) / self.x_scale_)
+        return torch.as_tensor(squashed((X - self.x_mean_) / self.x_scale_, self.x_squash_))
 
     def _passes(self) -> list[int]:
         """Passes of each network, by its share."""
@@ -305,96 +283,16 @@ class DropoutEstimator(WholeFit):
         tags.input_tags.allow_nan = tags.input_tags.string = tags.input_tags.categorical = self.module is None
         return tags
 
-    # ---- folders
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted estimator as a model folder: safetensors and JSON, no pickle."""
-        check_is_fitted(self)
-        params = {k: v for k, v in self.get_params(deep=False).items() if k not in ("module", "random_state")}
-        if isinstance(params.get("class_weight"), Mapping):  # JSON has names of text alone; a model is not fitted by it
-            params["class_weight"] = None
-        names = [k for k in self._fitted_names if k in vars(self) and k not in ("networks_", "objectives_")]
-        networks = [
-            {"architecture": describe(n), "state": dict(n.state_dict()), "objective": dict(o.state_dict())}
-            for n, o in zip(self.networks_, self.objectives_, strict=True)
-        ]
-        content = {"kind": type(self).__name__, "params": plain(params), "networks": networks}
-        fitted = {k: v.content() if isinstance(v := vars(self)[k], TableEncoder) else v for k in names}
-        write_folder(path, content | {"fitted": {k: plain(v) for k, v in fitted.items()}})
+def _scaler(column: Array, average: Callable[[Array], Array]) -> tuple[Array, Array]:
+    """Mean and scale of a column (N, 1), each (1,); of two values half their distance, however rare one is.
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], *, module: Module | None = None) -> Self:
-        """The fitted estimator in a folder written by `save`; `module` again where one of your own was used."""
-        content = read_content(path)
-        if content["kind"] != cls.__name__:
-            raise ValueError(f"`path` must hold a {cls.__name__}; {str(path)!r} holds a {content['kind']}.")
-        with whole(path):
-            # as folders were that do not say
-            unbalanced: dict[str, Any] = {"balanced": False}
-            model = cls(**(unbalanced | array_of(content["params"])), module=module)
-            fitted = array_of(content["fitted"])
-            older = {"uses_module_": module is not None, "noise_": getattr(model, "noise", None)}  # folders lack these
-            if "encoder_" not in fitted:  # written before there was an automatic choice
-                n = len(content["networks"])
-                older |= {"shares_": np.full(n, 1 / max(1, n)), "heavy_": np.zeros(n, bool), "log_target_": False}
-                older |= {"trials_": (), "scores_": None, "encoder_": None}
-            older = {name: value for name, value in older.items() if name in cls._fitted_names}
-            model.__dict__.update({**older, **fitted})
-            told_of_columns = vars(model)["encoder_"]
-            model.encoder_ = None if told_of_columns is None else TableEncoder.of(told_of_columns)
-            told = content["networks"]
-            foreign = any(one["architecture"] is None for one in told)
-        if foreign and module is None:
-            raise ValueError("`module` must be given: the networks in the folder are of an architecture of yours.")
-        networks = (
-            []
-            if module is None
-            else [model._network(model.n_features_in_, model._n_outputs(), Member(())) for _ in told]
-        )
-        with whole(path):
-            model.networks_ = networks or [build(one["architecture"], one["state"]) for one in told]
-            model.objectives_ = [model._objective() for _ in told]
-            for one, network, objective in zip(told, model.networks_, model.objectives_, strict=True):
-                network.eval().load_state_dict(one["state"])
-                objective.load_state_dict(one["objective"])
-            model._check_whole()
-        return model
-
-    def _check_whole(self) -> None:
-        """Refuse what a folder says if it does not fit together, before anything is predicted with it."""
-        kind, needed = type(self).__name__, set(self._fitted_names) - {"feature_names_in_", "precision_"}
-        odd = set(vars(self)) - set(self._fitted_names) - set(self.get_params(deep=False)) or needed - set(vars(self))
-        if odd or not self.networks_:
-            raise ValueError(
-                f"A {kind} must hold what its fit sets; {min(odd, default='networks_')!r} is odd or missing."
-            )
-        if not isinstance(self.uses_module_, bool):
-            raise ValueError(f"`uses_module_` of a {kind} must be True or False; got {self.uses_module_!r}.")
-        check_count("seed_", self.seed_, least=0)
-        check_count("n_predict_passes", self.n_predict_passes)
-        for name in ("x_mean_", "x_scale_", "y_mean_", "y_scale_", "precision_", "shares_"):
-            value = vars(self).get(name, np.ones(1))
-            if not isinstance(value, np.ndarray) or value.dtype != np.float64 or not np.isfinite(value).all():
-                raise ValueError(f"`{name}` of a {kind} must hold finite numbers; got {value!r}.")
-        if (self.shares_ < 0).any() or abs(self.shares_.sum() - 1) > 1e-6:
-            raise ValueError(f"`shares_` of a {kind} must be weights that sum to 1; got {self.shares_!r}.")
-        columns = (check_count("n_features_in_", self.n_features_in_),)
-        features = columns if self.encoder_ is None else (len(self.encoder_.names),)
-        shapes = {"x_mean_": features, "x_scale_": features, "feature_names_in_": columns}
-        shapes["shares_"] = (len(self.networks_),)
-        for name, shape in (shapes | self._shapes(torch.zeros(1, *features, dtype=torch.float64))).items():
-            if np.shape(vars(self).get(name, np.empty(shape))) != shape:
-                raise ValueError(f"`{name}` of a {kind} must have the shape {shape}; got {np.shape(vars(self)[name])}.")
-        if not all(map(settled, self.networks_, self.objectives_)):
-            raise ValueError(f"The weights of a {kind} must be finite; got nan or infinity.")
-
-    @abstractmethod
-    def _shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
-        """Of the fitted arrays of the subclass, as the networks have it at `x` (1, F)."""
-
-    @abstractmethod
-    def _n_outputs(self) -> int:
-        """Outputs of a network."""
+    A gap in one row of a hundred would stand ten deviations out, and a network goes anywhere out there.
+    """
+    mean, scale = standardiser(column, average)
+    low, high = column.min(), column.max()
+    two = low < high and bool(((column == low) | (column == high)).all())
+    return mean, np.full(1, (high - low) / 2) if two else scale
 
 
 def load_estimator(path: str | os.PathLike[str], *, module: Module | None = None) -> Any:

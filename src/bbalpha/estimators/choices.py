@@ -28,11 +28,12 @@ RACE_RATES = tuple((p / 256, q / 256) for p, q in ((51, 26), (13, 13), (5, 0), (
 Shape = tuple[tuple[int, ...], Activation, float]
 UNITS: tuple[tuple[Activation, float], ...] = (("silu", 1.0), ("silu", 2.0), ("relu", 1.0))
 SHAPES: tuple[Shape, ...] = tuple(((100, 100), *unit) for unit in UNITS)
+LINEAR: Shape = ((), "relu", 1.0)
 LIKELIHOODS_OF: dict[str, tuple[Likelihood, ...]] = {
     "auto": ("heteroscedastic", "gaussian", "student"), "constant": ("gaussian",),
     "heteroscedastic": ("heteroscedastic",), "student": ("student",),
 }  # fmt: skip
-CLASS_SHAPES: tuple[Shape, ...] = (((), "relu", 1.0), ((50,), "silu", 1.0), *SHAPES)
+CLASS_SHAPES: tuple[Shape, ...] = (LINEAR, ((50,), "silu", 1.0), *SHAPES)
 CLASS_RATES = tuple((p / 256, q / 256) for p, q in ((13, 0), (51, 13), (128, 51)))
 
 
@@ -53,7 +54,7 @@ def regression_grid(settings: Any, skewed: bool) -> list[Candidate]:
     found = [
         Candidate(hidden, kind, p, q, alpha, scale, log, *unit)
         for (hidden, *unit), kind, (p, q), alpha, scale, log in product(
-            _shapes(settings, SHAPES),
+            _shapes(settings, (LINEAR, *SHAPES)),
             kinds,
             _pairs(settings, RACE_RATES),
             _alphas(settings),
@@ -84,10 +85,10 @@ def _fewer(found: list[Candidate], settings: Any) -> list[Candidate]:
     effort = effort_of(settings.budget)
     if effort.heat_steps or len(found) <= effort.finalists:
         return found
-    return sorted(found, key=_promise)[: effort.finalists]
+    return sorted(found, key=promise)[: effort.finalists]
 
 
-def _promise(c: Candidate) -> tuple[int, ...]:
+def promise(c: Candidate) -> tuple[int, ...]:
     """Small for a candidate that is tried first, where few are."""
     firm: list[Any] = [(2, *unit, "heteroscedastic", RACE_RATES[2]) for unit in UNITS]
     firm += [(2, *UNITS[0], "heteroscedastic", RACE_RATES[1])]

@@ -19,9 +19,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor, nn
 
 from bbalpha.checks import check_count, check_inner_share
-from bbalpha.estimators.base import FEW, Array, DropoutEstimator, Module, keep_arguments
+from bbalpha.estimators.base import FEW, DropoutEstimator
 from bbalpha.estimators.choices import classification_grid, is_auto
-from bbalpha.estimators.race import Expert, conformal_level, same_records
+from bbalpha.estimators.dealing import same_records
+from bbalpha.estimators.mixing import conformal_level
+from bbalpha.estimators.race import Expert
 from bbalpha.estimators.soundness import (
     check_converged,
     check_groups,
@@ -32,7 +34,9 @@ from bbalpha.estimators.soundness import (
     some_rows,
     weights,
 )
+from bbalpha.estimators.storing import Array, Module
 from bbalpha.estimators.thinned import is_plain, thinned_passes
+from bbalpha.estimators.whole import keep_arguments
 from bbalpha.objectives import CrossEntropy
 from bbalpha.prediction import predict_classification
 from bbalpha.predictive import ClassificationPrediction
@@ -147,22 +151,17 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
     def _held_out_misfit(self, experts: list[Expert], x: Tensor, target: Tensor) -> Array:
         """1 minus the probability of the class of each row, under the networks that had not seen it (n,)."""
         probs, total = np.zeros(len(target)), np.zeros(len(target))
-        score = self._score(x, {False: target})
         for expert, share in zip(experts, self.shares_, strict=True):
-            probs[expert.held] += share * np.exp(score(expert))
+            probs[expert.held] += share * np.exp(self._score(expert, x, {False: target}))
             total[expert.held] += share
         held = np.flatnonzero(total)
         found: Array = 1 - probs[held] / total[held]
         return found
 
-    def _score(self, x: Tensor, targets: dict[bool, Tensor]) -> Callable[[Expert], Array]:
+    def _score(self, expert: Expert, x: Tensor, targets: dict[bool, Tensor]) -> Array:
         n_passes = max(2, check_count("n_predict_passes", self.n_predict_passes) // 4)
-
-        def score(expert: Expert) -> Array:
-            part = self._part(expert.network, x[expert.held].double(), n_passes, self.seed_)
-            return part.log_prob(targets[False][expert.held]).numpy()
-
-        return score
+        part = self._part(expert.network, x[expert.held].double(), n_passes, self.seed_)
+        return part.log_prob(targets[False][expert.held]).numpy()
 
     def predict_set(self, X: Any, coverage: float = 0.9) -> Array:
         """The classes among which the true one is with frequency `coverage`, as bool (N, C); never empty.

@@ -24,13 +24,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from bbalpha.checkpoint import read_folder, write_folder
 from bbalpha.checks import RULES, check_count
-from bbalpha.estimators.base import Array, DropoutEstimator, Module, WholeFit, keep_arguments
+from bbalpha.estimators.base import DropoutEstimator
 from bbalpha.estimators.choices import LIKELIHOODS_OF, member, random_rates, train_together
 from bbalpha.estimators.classifier import BBAlphaClassifier, Classification, class_indices
+from bbalpha.estimators.dealing import same_records
 from bbalpha.estimators.folders import read_content
-from bbalpha.estimators.race import same_records
 from bbalpha.estimators.regressor import BBAlphaRegressor, Regression
 from bbalpha.estimators.soundness import check_groups, diverged, targets, weights
+from bbalpha.estimators.storing import Array, Module
+from bbalpha.estimators.whole import WholeFit, keep_arguments
 from bbalpha.training.bank import Likelihood
 
 DROPOUTS = (0.01, 0.05, 0.2)

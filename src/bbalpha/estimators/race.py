@@ -9,6 +9,7 @@ those under which the held-out rows are likeliest ("stacking").
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -17,6 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bbalpha.checkpoint import build, describe
+from bbalpha.estimators.memory import Memory
+from bbalpha.estimators.mixing import stacked
 from bbalpha.training.bank import Activation, Likelihood
 from bbalpha.training.population import Member, Population, fit_population
 
@@ -115,7 +119,6 @@ N_HEATS = 2  # networks of a candidate in the heats
 HEAT_PASSES = 4  # K in the heats, at most: passes are worth the least at the beginning
 FEW_EPOCHS = 20  # of a user: training is not stopped sooner, as the first of them may teach little
 MANY = 2000  # rows from which on data regularise by themselves
-MOST_HELD = 4000  # rows that a network holds out, at most: looking at more takes longer than training
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,9 +166,10 @@ class Race:
         folds: Held-out rows of each network.
         effort: How much work.
         settings: An estimator: `n_passes`, `balanced`, `learning_rate`, `batch_size`.
-        score: Log-density, by held-out rows (n,), of an expert in the units of its targets.
+        score: Log-density of its held-out rows (n,), of an expert, inputs and targets, in the units of the targets.
         seed: Of everything.
-        tell: Is told what is being tried.
+        tell: Is told what is being tried, and of how many networks.
+        memory: Keeps what was trained, for a race that is cut off.
         columns: Of a wide table, those that the networks of a fold are given; None gives all.
     """
 
@@ -176,9 +180,10 @@ class Race:
     folds: list[Array]
     effort: Effort
     settings: Any
-    score: Callable[[Expert], Array]
+    score: Callable[[Expert, Tensor, dict[bool, Tensor]], Array]
     seed: int
-    tell: Callable[[str], None]
+    tell: Callable[[str, int], None]
+    memory: Memory
     columns: list[Array] | None = None
     trials: list[Trial] = field(default_factory=list)
 
@@ -207,7 +212,7 @@ class Race:
         values = np.full((len(chosen), len(self.x)), -np.inf)  # of every row under those who have not seen it
         for expert in experts:
             row = values[chosen.index(expert.candidate)]
-            row[expert.held] = self.score(expert) + self.shifts[expert.candidate.log_target][expert.held]
+            row[expert.held] = self._log_density(expert)
         share = None if self.weight is None else self.weight[held]
         means = np.average(values[:, held], axis=1, weights=share)
         means[~np.isfinite(means)] = -np.inf
@@ -231,23 +236,32 @@ class Race:
         start = time.perf_counter()
         self._population(members, largest, 60, HEAT_PASSES)
         step = (time.perf_counter() - start) / (60 * len(members))
-        heats = (
-            (len(candidates) + 4) * self.n_heats * self.effort.heat_steps * (len(candidates) > self.effort.finalists)
-        )
-        final = min(len(candidates), self.effort.finalists) * self.effort.n_networks * self.effort.final_steps
-        self.effort = self.effort.scaled(seconds / (step * (heats + final)))
+        heats, final = self.networks(candidates)
+        work = heats * self.effort.heat_steps + final * self.effort.final_steps
+        factor = self.memory.recalled("effort", lambda: {"factor": seconds / (step * work)})["factor"]
+        self.effort = self.effort.scaled(factor)
 
-    def _heats(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Try the candidates; the finalists: the best so far by held-out likelihood, all of one kind of target."""
+    def networks(self, candidates: Sequence[Candidate]) -> tuple[int, int]:
+        """How many networks are trained in the heats and in the final, about."""
+        finalists = min(len(candidates), self.effort.finalists)
+        heats = bool(self.effort.heat_steps) and len(candidates) > finalists
+        return heats * (len(candidates) + 2 * N_VARIED) * self.n_heats, finalists * self.effort.n_networks
+
+    def tried(self, candidates: list[Candidate], steps: int) -> Array:
+        """The NLL of held-out rows, a row, of each candidate after a training of so many steps (C,)."""
         folds = self.folds[: self.n_heats]
         held = np.concatenate(folds)
         share = None if self.weight is None else self.weight[held]
         values = np.full((len(candidates), len(self.x)), -np.inf)
-        for expert in self._trained(candidates, folds, self.effort.heat_steps, HEAT_PASSES, "heats"):
-            i = candidates.index(expert.candidate)
-            values[i, expert.held] = self.score(expert) + self.shifts[expert.candidate.log_target][expert.held]
-        nll = -np.average(values[:, held], axis=1, weights=share)
+        for expert in self._trained(candidates, folds, steps, HEAT_PASSES, "heats"):
+            values[candidates.index(expert.candidate), expert.held] = self._log_density(expert)
+        nll: Array = -np.average(values[:, held], axis=1, weights=share)
         nll[~np.isfinite(nll)] = np.inf
+        return nll
+
+    def _heats(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Try the candidates; the finalists: the best so far by held-out likelihood, all of one kind of target."""
+        nll = self.tried(candidates, self.effort.heat_steps)
         self.trials += [Trial(c, float(v)) for c, v in zip(candidates, nll, strict=True)]
         ranked = [t.candidate for t in sorted(self.trials, key=lambda t: t.nll)]
         found: list[Candidate] = []
@@ -256,6 +270,10 @@ class Race:
             if c.log_target == ranked[0].log_target and alike < max(2, self.effort.finalists // 2):
                 found.append(c)
         return found[: self.effort.finalists]
+
+    def _log_density(self, expert: Expert) -> Array:
+        """Of the rows that an expert has not seen, in units of y (n,)."""
+        return self.score(expert, self.x, self.targets) + self.shifts[expert.candidate.log_target][expert.held]
 
     def _trained(
         self, candidates: list[Candidate], folds: list[Array], steps: int, most_passes: int, stage: str
@@ -266,20 +284,34 @@ class Race:
             groups.setdefault((c.hidden_layer_sizes, c.likelihood, c.log_target, c.activation), []).append(c)
         for done, group in enumerate(groups.values()):
             more = f" and {len(group) - 1} more" if len(group) > 1 else ""
-            self.tell(f"{stage}, {done + 1} of {len(groups)}: {group[0]}{more}")
             pairs = list(product(range(len(folds)), group))
-            members = [self._member(c, folds[i], i) for i, c in pairs]
-            population = self._population(members, group[0], steps, most_passes)
-            for m, (i, c) in enumerate(pairs):
-                curve = population.nll[:, m].numpy()
-                network = self._widened(population.network(m))
-                yield Expert(c, network, folds[i], curve[~np.isnan(curve)], float(population.log_precision[m]))
+            self.tell(f"{stage}, {done + 1} of {len(groups)}: {group[0]}{more}", len(pairs))
+            kept = self.memory.recalled(
+                f"{stage} {steps} {most_passes} {list(map(str, group))} {[len(f) for f in folds]}",
+                partial(self._networks, pairs, folds, steps, most_passes),
+            )
+            for (i, c), one in zip(pairs, kept["networks"], strict=True):
+                network = self._widened(build(one["architecture"], one["state"]).eval())
+                yield Expert(c, network, folds[i], np.asarray(one["curve"]), one["log_precision"])
 
-    def _widened(self, network: nn.Sequential) -> nn.Sequential:
+    def _networks(
+        self, pairs: list[tuple[int, Candidate]], folds: list[Array], steps: int, most_passes: int
+    ) -> dict[str, Any]:
+        """What a fold and a candidate each come to, as plain values and tensors."""
+        members = [self._member(c, folds[i], i) for i, c in pairs]
+        population = self._population(members, pairs[0][1], steps, most_passes)
+        found = []
+        for m in range(len(pairs)):
+            network, curve = population.network(m), population.nll[:, m]
+            about = {"curve": curve[~curve.isnan()].tolist(), "log_precision": float(population.log_precision[m])}
+            found.append({"architecture": describe(network), "state": dict(network.state_dict())} | about)
+        return {"networks": found}
+
+    def _widened(self, network: nn.Module) -> nn.Module:
         """A network of the used columns as one of all columns, whose other weights are 0."""
         if self.used is None:
             return network
-        layers: list[Any] = list(network)
+        layers: list[Any] = list(network.children())
         place = next(i for i, layer in enumerate(layers) if isinstance(layer, nn.Linear))
         first = layers[place]
         wide = nn.Linear(self.x.shape[1], first.out_features)
@@ -333,92 +365,3 @@ def batch_of(n_rows: int) -> int:
     [32, 32, 64, 256, 512]
     """
     return int(2 ** np.clip(np.round(np.log2(np.sqrt(n_rows))), 5, 9))
-
-
-def stacked(values: Array, weight: Array | None = None, least: float = 0.02) -> Array:
-    """The weights of a mixture under which its rows are likeliest, by EM; those below `least` are left out.
-
-    Args:
-        values: Log-densities of the rows under each part (C, N).
-        weight: Of the rows (N,).
-        least: The smallest weight that is kept.
-
-    >>> stacked(np.log([[0.9, 0.8, 0.1], [0.1, 0.2, 0.9], [0.1, 0.1, 0.1]])).round(2)
-    array([0.68, 0.32, 0.  ])
-    """
-    values = np.where(np.isfinite(values), values, -1e300)
-    parts = np.exp(np.clip(values - values.max(0), -700, 0))  # (C, N)
-    share = np.ones(values.shape[1]) if weight is None else weight
-    share = share / share.sum()
-    weights = np.full(len(parts), 1 / len(parts))
-    for _ in range(300):
-        joint = weights[:, None] * parts
-        weights = (joint / joint.sum(0) * share).sum(1)
-    weights[weights < least] = 0.0
-    found: Array = weights / weights.sum()
-    return found
-
-
-def in_shares(total: int, shares: Array) -> list[int]:
-    """`total` things dealt by shares that sum to 1, the rounding by largest remainders.
-
-    >>> in_shares(10, np.array([0.5, 0.44, 0.03, 0.03]))
-    [5, 5, 0, 0]
-    """
-    wanted = total * shares
-    counts = np.floor(wanted + 1e-9).astype(int)
-    counts[np.argsort(counts - wanted, kind="stable")[: total - counts.sum()]] += 1
-    found: list[int] = counts.tolist()
-    return found
-
-
-def deal(n_rows: int, n_folds: int, seed: int, groups: Array | None = None) -> list[Array]:
-    """Held-out rows of each fold; rows of one group are held out together.
-
-    >>> [sorted(f.tolist()) for f in deal(6, 3, 0, np.array([0, 0, 1, 1, 2, 2]))]
-    [[4, 5], [0, 1], [2, 3]]
-    """
-    rng = np.random.default_rng(seed)
-    if groups is None:
-        parts = np.array_split(rng.permutation(n_rows), n_folds)
-    else:
-        names, index = np.unique(groups, return_inverse=True)
-        place = np.empty(len(names), dtype=int)
-        counts, sizes = np.bincount(index), np.zeros(n_folds)
-        for g in sorted(rng.permutation(len(names)), key=lambda g: -counts[g]):  # large ones first: folds of like size
-            place[g] = sizes.argmin()
-            sizes[place[g]] += counts[g]
-        parts = [np.flatnonzero(place[index] == f) for f in range(n_folds)]
-    return [np.sort(p if len(p) <= MOST_HELD else rng.choice(p, MOST_HELD, replace=False)) for p in parts]
-
-
-def same_records(*columns: Array) -> Array | None:
-    """A number for every row, equal for equal rows (N,); None if all differ, or too few do to hold some out."""
-    code = np.zeros(len(columns[0]), dtype=np.uint64)
-    for table in columns:
-        for column in np.asarray(table).reshape(len(code), -1).T:
-            bits = (column.astype(np.float64) + 0.0).view(np.uint64)  # -0.0 is 0.0
-            code = _mixed(code ^ _mixed(bits))
-    names, index = np.unique(code, return_inverse=True)
-    return index if 10 <= len(names) < len(code) else None
-
-
-def conformal_level(scores: Array, coverage: float) -> Array:
-    """What the score of a new row stays below with frequency `coverage`, by those of n rows (n, D) -> (D,).
-
-    >>> conformal_level(np.arange(1.0, 10.0)[:, None], 0.8), conformal_level(np.ones((5, 1)), 0.9)
-    (array([8.]), array([inf]))
-    """
-    rank = int(np.ceil((len(scores) + 1) * coverage - 1e-9))
-    if rank > len(scores):
-        return np.full(scores.shape[1], np.inf)
-    found: Array = np.sort(scores, axis=0)[rank - 1]
-    return found
-
-
-def _mixed(bits: Array) -> Array:
-    """64 bits of which each hangs on all of those given."""
-    with np.errstate(over="ignore"):
-        bits = (bits ^ (bits >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
-        found: Array = (bits ^ (bits >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9) + np.uint64(1)
-    return found

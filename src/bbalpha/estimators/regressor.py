@@ -21,9 +21,11 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from bbalpha.checks import RULES, check_count, check_flag, check_inner_share
-from bbalpha.estimators.base import FEW, Array, DropoutEstimator, Module, keep_arguments
+from bbalpha.estimators.base import FEW, DropoutEstimator
 from bbalpha.estimators.choices import LIKELIHOODS_OF, is_auto, regression_grid
-from bbalpha.estimators.race import Expert, conformal_level, same_records
+from bbalpha.estimators.dealing import same_records
+from bbalpha.estimators.mixing import conformal_level
+from bbalpha.estimators.race import Expert
 from bbalpha.estimators.soundness import (
     check_converged,
     check_groups,
@@ -34,7 +36,10 @@ from bbalpha.estimators.soundness import (
     some_rows,
     targets,
 )
+from bbalpha.estimators.storing import Array, Module
+from bbalpha.estimators.tails import is_skewed
 from bbalpha.estimators.thinned import is_plain, thinned_passes
+from bbalpha.estimators.whole import keep_arguments
 from bbalpha.lognormal import LogPrediction
 from bbalpha.objectives import GaussianNLL
 from bbalpha.prediction import predict_regression
@@ -74,7 +79,7 @@ class Regression(RegressorMixin):
 
     def log_prob(self, X: Any, y: Any) -> Array:
         """Log-density of each row's target, in units of `y` (N,); several targets jointly."""
-        target, found = torch.as_tensor(np.atleast_1d(np.asarray(y, np.float64))), []
+        target, found = torch.tensor(np.atleast_1d(np.asarray(y, np.float64))), []  # a Series may be read-only
         for start, x in _blocks(X):
             prediction = self.predictive(x)
             own = target[start : start + _ROWS].reshape(len(prediction.mean), -1)
@@ -267,12 +272,9 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         held = np.flatnonzero(total)
         return ranks[held] / total[held, None]
 
-    def _score(self, x: Tensor, targets: dict[bool, Tensor]) -> Callable[[Expert], Array]:
-        def score(expert: Expert) -> Array:
-            target = targets[expert.candidate.log_target][expert.held].double()
-            return self._expert(expert, x).log_prob(target).numpy()
-
-        return score
+    def _score(self, expert: Expert, x: Tensor, targets: dict[bool, Tensor]) -> Array:
+        target = targets[expert.candidate.log_target][expert.held].double()
+        return self._expert(expert, x).log_prob(target).numpy()
 
     def _expert(self, expert: Expert, x: Tensor) -> RegressionPrediction:
         """What an expert says of the standardised targets of its held-out rows."""
@@ -389,20 +391,3 @@ def two_heads(expert: Expert) -> nn.Module:
         wide.bias.fill_(float(bounded))
         wide.bias[: last.out_features] = last.bias
     return nn.Sequential(*layers[:-1], wide).eval()
-
-
-def is_skewed(table: Array) -> bool:
-    """Whether targets are positive and their logarithm is less skewed: the logarithm is then worth a try.
-
-    >>> is_skewed(np.exp(np.random.default_rng(0).normal(size=(100, 1)))), is_skewed(np.arange(1.0, 9.0)[:, None])
-    (True, False)
-    """
-    if not (table > 0).all() or (table.std(0) <= 1e-12 * abs(table.mean(0))).any():
-        return False
-    return bool((_skewness(table) > abs(_skewness(np.log(table)))).all())
-
-
-def _skewness(table: Array) -> Array:
-    centred = table - table.mean(0)
-    found: Array = (centred**3).mean(0) / (centred**2).mean(0) ** 1.5
-    return found

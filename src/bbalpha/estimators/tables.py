@@ -47,7 +47,7 @@ class TableEncoder:
     """
 
     def __init__(self, columns: tuple[Column, ...], *, named: bool) -> None:
-        self._columns = columns
+        self.columns = columns
         self.names = _distinct([name for column in columns for name in column.names])
         self.numeric: Array = np.array([one for column in columns for one in column.numeric], dtype=bool)
         self.n_features_in = len(columns)
@@ -88,7 +88,7 @@ class TableEncoder:
 
     def content(self) -> dict[str, Any]:
         """All that it learnt, as plain values that JSON and a model folder can hold."""
-        return {"named": self.feature_names_in is not None, "columns": [content(column) for column in self._columns]}
+        return {"named": self.feature_names_in is not None, "columns": [content(column) for column in self.columns]}
 
     def transform(self, X: Any) -> Array:
         """The table as numbers (N, F).
@@ -100,9 +100,9 @@ class TableEncoder:
             ValueError: If `X` has other columns than at fit, or a column holds something else.
         """
         table = self._same_table(X)
-        if table.block is not None and all(c.kind == "number" for c in self._columns):
+        if table.block is not None and all(c.kind == "number" for c in self.columns):
             return self._transform_block(table.block, table)
-        return np.concatenate([c.encode(table.read(i, c.kind)) for i, c in enumerate(self._columns)], axis=1)
+        return np.concatenate([c.encode(table.read(i, c.kind)) for i, c in enumerate(self.columns)], axis=1)
 
     def unseen(self, X: Any) -> Array:
         """How many cells of a row are of a kind that no row had at fit (N,).
@@ -110,11 +110,11 @@ class TableEncoder:
         These are levels never seen, missing cells in a column that had none, and values in one that had none.
         """
         table = self._same_table(X)
-        if table.block is not None and all(c.kind == "number" for c in self._columns):
-            full = np.array([not c.missing for c in self._columns])
+        if table.block is not None and all(c.kind == "number" for c in self.columns):
+            full = np.array([not c.missing for c in self.columns])
             return np.asarray((np.isnan(table.block) & full).sum(axis=1))
         counts = np.zeros(table.n_rows, dtype=np.int64)
-        for i, column in enumerate(self._columns):
+        for i, column in enumerate(self.columns):
             counts += column.unseen(table.read(i, column.kind))
         return counts
 
@@ -132,15 +132,15 @@ class TableEncoder:
 
     def _transform_block(self, block: Array, table: "_Table") -> Array:
         """All columns at once where all are numbers."""
-        varies = np.array([isinstance(c, Numbers) and c.varies for c in self._columns])
-        flagged = np.array([c.missing for c in self._columns])
+        varies = np.array([isinstance(c, Numbers) and c.varies for c in self.columns])
+        flagged = np.array([c.missing for c in self.columns])
         finite = np.isfinite(block)
         if finite.all() and not flagged.any():
             return block if varies.all() else block[:, varies]
         table.check_finite()
-        own = np.array([len(c.names) for c in self._columns])
+        own = np.array([len(c.names) for c in self.columns])
         first, last = np.cumsum(own) - own, np.cumsum(own) - 1  # the number, and whether it is missing
-        centre = np.array([c.centre for c in self._columns if isinstance(c, Numbers)])
+        centre = np.array([c.centre for c in self.columns if isinstance(c, Numbers)])
         x = np.empty((len(block), own.sum()))
         x[:, first[varies]] = np.where(finite, block, centre)[:, varies]
         x[:, last[flagged]] = ~finite[:, flagged]

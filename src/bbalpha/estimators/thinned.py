@@ -42,7 +42,7 @@ def thinned_passes(network: Any, x: Tensor, n_passes: int, *, seed: int, balance
             width = layer.out_features
         elif type(layer) is nn.Dropout:
             sites.append((width, layer.p))
-    masks = [m.to(x.dtype) for m in _masks(tuple(sites), n_passes, seed, balanced)]
+    masks = [kept.to(x.dtype) * scale for kept, scale in _masks(tuple(sites), n_passes, seed, balanced)]
     parameters = [(m.weight.detach().to(x.dtype), m.bias.detach().to(x.dtype)) for m in network if type(m) is nn.Linear]
     widest = max(width, *(w for w, _ in sites), *(len(b) for _, b in parameters))
     with torch.no_grad():
@@ -64,9 +64,9 @@ def _run(network: Any, h: Tensor, masks: list[Tensor], parameters: list[Any], n_
     return h if h.ndim == 3 else h.expand(n_passes, *h.shape)
 
 
-@lru_cache(maxsize=1024)
-def _masks(sites: tuple[Site, ...], n_passes: int, seed: int, balanced: bool) -> tuple[Tensor, ...]:
-    """What the units at each site are multiplied by in each pass (K, 1, width)."""
+@lru_cache(maxsize=256)
+def _masks(sites: tuple[Site, ...], n_passes: int, seed: int, balanced: bool) -> tuple[tuple[Tensor, float], ...]:
+    """Which units at each site are kept in each pass (K, 1, width), and what these are multiplied by."""
     found = []
     for i, (width, rate) in enumerate(sites):
         layers: list[nn.Module] = []
@@ -78,5 +78,6 @@ def _masks(sites: tuple[Site, ...], n_passes: int, seed: int, balanced: bool) ->
         chain = nn.Sequential(*layers, nn.Dropout(rate)).double()
         ones = torch.ones(1, sites[0][0], dtype=torch.float64)
         factors: Any = sample(chain, ones, n_passes, masks="shared", seed=seed, balanced=balanced)
-        found.append(factors.detach().reshape(n_passes, 1, width))
+        factors = factors.detach().reshape(n_passes, 1, width)
+        found.append((factors > 0, factors.amax().item()))  # a byte a unit: a service is asked with many seeds
     return tuple(found)
