@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: browser demo test test-torch lint format bench bench-against figures tables clean
+.PHONY: api bench bench-against browser clean coverage demo dist docs extras figures format lint notebooks pins tables test test-torch torture
 .DELETE_ON_ERROR:
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -52,15 +52,49 @@ bench: .venv/.installed
 bench-against: .venv/.installed
 	$(BIN)/python benchmarks/against.py $(BASE)
 
+# bad input, faults, forged models, load: results/torture.json, in half an hour; goes on where it was cut off
+torture: .venv/.installed
+	$(BIN)/python -m tests.torture
+
 figures: .venv/.installed
 	$(BIN)/python docs/make_figures.py
 
 tables: .venv/.installed
 	$(BIN)/python docs/make_tables.py
 
+# the site, in docs/_build/html; a warning is an error
+docs: .venv/.installed
+	$(BIN)/python -m sphinx -q -W --keep-going -n docs docs/_build/html
+
+# the notebooks of the site, run anew from docs/notebooks/*.py
+notebooks: .venv/.installed
+	$(BIN)/python tools/notebooks.py
+
+# the public names as text, api/VERSION.txt, and what is gone, changed and new since the release before
+api: .venv/.installed
+	$(BIN)/python tools/api.py
+
+# wheel and sdist in dist/, looked into and tried in an empty environment
+dist: .venv/.installed
+	$(BIN)/python tools/distribution.py
+
+# each extra alone in an empty environment: results/extras.json (EXTRAS="keras jax": these only)
+extras: .venv/.installed
+	$(BIN)/python tools/extras.py $(EXTRAS)
+
+# constraints.txt from what is installed here; update .venv first: pip install --upgrade --editable '.[dev,versus]'
+pins: .venv/.installed
+	$(BIN)/python tools/pins.py
+
+coverage: .venv/.installed
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+
 format: .venv/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .coverage* .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info

@@ -3,10 +3,10 @@
     BBALPHA_DATA=... python benchmarks/enough.py
 
 One network for each set, trained once. Then, for several seeds: K = 100 for all rows, and each tolerance. A decision is
-the label, or whether the mean is above the training mean; it is compared with that of the run of 100 passes. Two such
-runs do not agree on every row either, which is the floor beside it (tolerance null: K = 100 again). `same_as_gone_on`
-compares with what the same run would have decided with all its passes, masks shared: what stopping changed. Times are
-of one thread, all ways in turn, by the processor's clock, the least of each.
+the label, or whether the mean is above the training mean (the `threshold`, with a tolerance); it is compared with that
+of the run of 100 passes. Two such runs do not agree on every row either, which is the floor beside it (tolerance null:
+K = 100 again). `same_as_gone_on` compares with what the same run would have decided with all its passes, masks shared:
+what stopping changed. Times are of one thread, all ways in turn, by the processor's clock, the least of each.
 The rule and the tolerances were settled before on scikit-learn's digits, diabetes and friedman1 (`--choose`).
 """
 
@@ -59,7 +59,8 @@ class Problem:
     def predict(self, **options: Any) -> Any:
         if self.precision is None:
             return bbalpha.predict_classification(self.model, self.x, **options)
-        return bbalpha.predict_regression(self.model, self.x, precision=self.precision, **options)
+        threshold = None if options.get("tolerance") is None else 0.0
+        return bbalpha.predict_regression(self.model, self.x, precision=self.precision, threshold=threshold, **options)
 
     def decisions(self, p: Any) -> Tensor:
         """A label, or whether the mean is above that of the training rows (N,)."""

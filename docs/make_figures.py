@@ -7,8 +7,11 @@ that `bbalpha reproduce adversarial` leaves beside its numbers; without them the
 import argparse
 from pathlib import Path
 
+import figures_active
+import figures_explore
 import figures_method
 import figures_passes
+import figures_scale
 import tables_regression
 
 from bbalpha import plots
@@ -63,6 +66,9 @@ PAGES = {
     "adversarial": (lambda name: adversarial_figures.draw(ROOT / "results" / name, FIGURES), ("adversarial",)),
     "method": (figures_method.draw, ("divergences", "variance", "precision")),
     "passes": (figures_passes.draw, ("bias",)),
+    "scale": (figures_scale.draw, ("costs",)),
+    "active": (figures_active.draw, ("repeated_mnist_x2", "mnist", "repeated_mnist_x5")),
+    "explore": (figures_explore.draw, ("regret",)),
 }
 
 

@@ -14,7 +14,11 @@ from bbalpha.experiments import demo as demo_experiment
 from bbalpha.experiments import results
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "benchmarks/README.md",
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts),
+)
 WAYS = {
     "products": "the bare products",
     "loop": "K separate passes, as the authors did",

@@ -148,6 +148,17 @@ def goals():
     )
 
 
+def floor():
+    """How far balancing single units can get, beside how far ours gets."""
+    content = results.read(ROOT / "results/passes_floor.json")
+    lines = _head("means, K = 20", "units by themselves", "least error that is left", "ours")
+    for row in content["rows"]:
+        ours = _pick(_read(), row["network"], "mean", 20)["ratio"]
+        share = f"{100 * row['first_order']:.1f} ± {100 * row['first_order_error']:.1f} % of the variance"
+        lines.append(f"| {row['network']} | {share} | {row['floor']:.2f} | {ours:.2f} |")
+    return "\n".join([*lines, "", _note(content)])
+
+
 def last_layer():
     """Whether it helps to integrate the last dropout exactly."""
     rows = [r for r in _rows(_read(), work="last layer") if r["balanced"] is not None]

@@ -3,6 +3,7 @@ import os
 import pytest
 import torch
 
+os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras asks for TensorFlow where nothing is said
 torch.set_num_threads(1)  # two threads on two busy cores are slower than one for small nets
 
 

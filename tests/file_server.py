@@ -1,6 +1,8 @@
 """A web server of this machine, for the tests of downloads."""
 
+import itertools
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -29,6 +31,9 @@ class Server(ThreadingHTTPServer):
         self.cuts = 0  # how many of the next answers stop half-way
         self.knows_ranges = True
         self.says_length = True
+        self.raw = None  # an answer as it is, byte by byte; then zeros for ever where it is `endless`
+        self.endless = False
+        self.pause = 0.0  # seconds between the bytes of it
 
     def url(self, name="file"):
         return f"http://127.0.0.1:{self.server_address[1]}/{name}"
@@ -38,6 +43,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         server, asked = self.server, self.headers.get("Range")
         server.ranges.append(asked)
+        if server.raw is not None:
+            return self.send_raw(server)
         if self.path not in server.files:
             return self.send_error(404)
         content = server.files[self.path]
@@ -57,6 +64,17 @@ class Handler(BaseHTTPRequestHandler):
             server.cuts -= 1
             rest = rest[: len(rest) // 2]
         self.wfile.write(rest)
+
+    def send_raw(self, server):
+        zeros = itertools.repeat(bytes(1 if server.pause else 1 << 16)) if server.endless else ()
+        begin = [server.raw[i : i + 1] for i in range(len(server.raw))] if server.pause else [server.raw]
+        try:
+            for piece in itertools.chain(begin, zeros):
+                self.wfile.write(piece)
+                time.sleep(server.pause)
+        except OSError:  # the client has had enough
+            pass
+        self.close_connection = True
 
     def log_message(self, *args):
         pass

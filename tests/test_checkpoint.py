@@ -346,3 +346,28 @@ def test_the_config_is_for_people_too(tmp_path):
     assert config["content"]["alpha"] == 0.5
     assert config["content"]["preprocessing"] == {"mean": [0.0, 1.0]}
     assert config["versions"]["torch"].startswith(torch.__version__.split("+")[0])
+
+
+@pytest.mark.parametrize(
+    ("layer", "argument", "value"),
+    [
+        ("Dropout", "p", float("nan")), ("Dropout", "p", True), ("Dropout", "p", "0.5"), ("Linear", "bias", 1),
+        ("Linear", "in_features", True), ("Linear", "in_features", 2**40), ("Conv2d", "kernel_size", [3, -1]),
+        ("Conv2d", "padding", "os.system"), ("MaxPool2d", "stride", [2**40, 1]), ("GELU", "approximate", "nix"),
+    ],
+)  # fmt: skip
+def test_layers_with_odd_arguments_are_refused(layer, argument, value):
+    good = {
+        "Linear": {"in_features": 1, "out_features": 1}, "MaxPool2d": {"kernel_size": 2},
+        "Conv2d": {"in_channels": 1, "out_channels": 1, "kernel_size": 3},
+    }.get(layer, {})  # fmt: skip
+    build({"layer": layer, **good})
+    with pytest.raises(CorruptModelError, match=rf"The file asks for a {layer} whose {argument} is"):
+        build({"layer": layer, **good, argument: value})
+
+
+def test_a_place_below_a_file_is_refused_before_anything_is_done(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for place in (tmp_path / "file" / "model", tmp_path / "file" / "deep" / "model"):
+        with pytest.raises(ValueError, match=r"`path` must lie in a folder; .*file' is a file"):
+            checkpoint.check_replaceable(place)

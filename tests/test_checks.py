@@ -65,3 +65,46 @@ def test_seeds_of_every_size_or_of_64_bits():
     for wrong in (0.5, "1", None, 2**63, -(2**63) - 1):
         with pytest.raises(ValueError, match=r"^`seed` must be a whole number of 64 bits; got"):
             checks.RULES["seed"]("seed", wrong)
+
+
+@pytest.mark.parametrize("value", [b"1", bytearray(b"1"), "1", [], object(), 1j, torch.ones(2), float("nan"), 10**400])
+def test_what_is_no_number_is_named(value):
+    with pytest.raises(ValueError, match="`alpha` must be a finite number"):
+        checks.check_number("alpha", value)
+
+
+@pytest.mark.parametrize("alpha", [b"1", [], torch.ones(2), 1j, object(), 10**400])
+def test_what_is_no_alpha_is_named(alpha):
+    with pytest.raises(TypeError, match="`alpha` must be a finite number"):
+        checks.check_alpha(alpha)
+
+
+@pytest.mark.parametrize("path", ["", "\0", "a\0b", "x" * 300, "a/" + "x" * 300])
+def test_what_names_no_file_is_named(path):
+    with pytest.raises(ValueError, match="`path` must name a file or a folder"):
+        checks.check_path("path", path)
+
+
+@pytest.mark.parametrize("path", [None, 3, b"x", [], object()])
+def test_what_is_no_path_is_named(path):
+    with pytest.raises(TypeError, match="`path` must be a path"):
+        checks.check_path("path", path)
+
+
+@pytest.mark.parametrize("weight", ["x", [object()], [1j], {}])
+def test_weights_that_are_no_numbers_are_named(weight):
+    with pytest.raises((TypeError, ValueError), match="`sample_weight` must h"):
+        checks.check_weight(weight, torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("value", ["x", {}, {"a": 1}, [0], [2**70], None])
+def test_what_are_no_widths_is_named(value):
+    with pytest.raises(ValueError, match="`sizes` must be"):
+        checks.check_widths("sizes", value)
+
+
+def test_whole_numbers_of_either_sign():
+    assert checks.check_whole("ignore_index", np.int64(-100)) == -100
+    for value in (True, 0.5, "1", 2**64, None):
+        with pytest.raises(TypeError, match="`ignore_index` must be a whole number"):
+            checks.check_whole("ignore_index", value)

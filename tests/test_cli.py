@@ -120,6 +120,35 @@ def test_mistakes_are_one_line_and_exit_2(run, args, said):
     assert said in err
 
 
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["doctor", "nets:plain", "--shape", "-1,4"], "'-1,4'"),
+        (["doctor", "nets:plain", "--shape", "3,,4"], "'3,,4'"),
+        (["doctor", "nets:plain", "--shape", "9999999999,99"], "2^31"),
+        (["reproduce", "runtime", "--quick", "--passes", "inf"], "'inf'"),
+        (["reproduce", "runtime", "--quick", "--passes", "1.5"], "'1.5'"),
+        (["reproduce", "runtime", "--quick", "--minutes", "inf"], "--minutes"),
+        (["reproduce", "regression", "--quick", "--alphas", "nan"], "'nan'"),
+        (["reproduce", "adversarial", "--quick", "--alphas", ","], "--alphas"),
+        (["reproduce", "classification", "--quick", "--jobs", "99999999"], "--jobs"),
+    ],
+)
+def test_nonsense_starts_nothing(run, args, said):
+    code, _, err = run(*args)
+    assert (code, err.count("\n")) == (2, 1)
+    assert said in err
+
+
+@pytest.mark.parametrize("text", ["1 / 0", "def", "raise SystemExit(3)"])
+def test_a_module_of_the_user_that_fails_is_one_line(run, tmp_path, text):
+    (tmp_path / "fails.py").write_text(text)
+    code, _, err = run("doctor", "fails:make")
+    sys.modules.pop("fails", None)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the module fails fails: " in err
+
+
 def test_help_version_and_data_import_no_torch():
     script = "import sys, bbalpha.cli; sys.argv[0] = 'bbalpha'\ntry: bbalpha.cli.main()\n"
     script += "finally: assert 'torch' not in sys.modules"

@@ -34,6 +34,7 @@ def test_audit_of_the_zoo(case):
     found = audit(model, x, batch_dim=case.batch_dim)
     assert found.differed
     assert found.strategy == case.auto
+    assert found.silent == {}
     assert found.hidden or any(s.fired for s in found.sites)
     assert str(found).count("\n") >= 4
     assert torch.equal(torch.get_rng_state(), state)
@@ -98,7 +99,7 @@ class Recomputed(zoo.Functional):
         (torch.compile(zoo.Functional(), backend="eager"), "is compiled"),
         (zoo.traced_by_jit()[0], "the model is traced or scripted"),
         (zoo.Gamma(), "draws from a global generator"),
-        (Unused(), "spare (Dropout) was not called"),
+        (Unused(), "spare (Dropout, rate 0.5) was not called"),
         (NoEffect(), "without effect on the output"),
         (Zeros(), "gave the same"),
         (Recomputed(), "recomputed"),

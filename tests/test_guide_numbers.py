@@ -35,6 +35,9 @@ def test_the_guide_ranks_by_the_right_number():
     asked = [r for r in rows if r["work"] == "ask" and r["labels"] == 100]
     by = {w: mean(asked, "accuracy", way=w) for w in ("mutual_information", "entropy", "random")}
     assert by["mutual_information"] > by["random"] > by["entropy"]
+    together = {w: mean(asked, "accuracy", way=w) for w in ("batch_bald", "bald, shared masks", "power_bald")}
+    assert max(together, key=together.get) == "batch_bald"
+    assert together["batch_bald"] > by["random"]
 
 
 @pytest.mark.parametrize("dataset", ["boston", "concrete", "wine"])

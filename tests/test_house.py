@@ -16,7 +16,7 @@ def tour():
     named, room = [], ""
     for line in text.splitlines():
         if line.startswith("#"):
-            found = re.search(r"`([a-z_]+)/`", line)
+            found = re.search(r"`([a-z_/]+)/`", line)
             room = f"{found[1]}/" if found else ""
         if line.startswith("|"):
             named += [room + name for name in re.findall(r"`([a-z_]+\.py)`", line.split("|")[1])]

@@ -327,9 +327,9 @@ def test_rates_are_checked(make, p):
 def test_other_arguments_are_checked():
     with pytest.raises(ValueError, match="`p` must be above 0"):
         ConcreteDropout(0.0)
-    with pytest.raises(ValueError, match="`temperature` must be positive; got 0"):
+    with pytest.raises(ValueError, match="`temperature` must be a finite number above 0; got 0"):
         ConcreteDropout(0.1, temperature=0)
-    with pytest.raises(ValueError, match="`initial_std` must be positive and finite; got -1"):
+    with pytest.raises(ValueError, match="`initial_std` must be a finite number above 0; got -1"):
         GaussianLinear(2, 2, initial_std=-1)
 
 

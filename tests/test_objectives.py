@@ -457,3 +457,111 @@ def test_names_for_type_checkers_are_the_names_resolved_lazily():
     assert bbalpha.__version__
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = bbalpha.nonsense
+
+
+# ------------------------------------------------------------------------------ rows together
+
+
+def groups_of(sizes):
+    return torch.cat([torch.full((n,), g) for g, n in enumerate(sizes)])
+
+
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, 1e-6, 0.5, 1.0, 3.0])
+def test_losses_of_a_group_are_summed_inside_the_log(alpha):
+    losses, groups = torch.randn(6, 7, dtype=torch.float64), groups_of((3, 1, 3))
+    order = torch.randperm(7)
+    found = alpha_loss(losses[:, order], alpha, groups=groups[order], reduction="none")
+    sums = [losses[:, :3].sum(1), losses[:, 3], losses[:, 4:].sum(1)]
+    expected = torch.tensor([reference.alpha_loss(s, alpha) for s in sums], dtype=torch.float64)
+    torch.testing.assert_close(found, expected)
+    mean = alpha_loss(losses, alpha, groups=groups)
+    torch.testing.assert_close(mean, expected.sum() / 7)  # by data points, not by groups
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_groups_of_one_row_are_the_paper(alpha):
+    losses = torch.randn(5, 6)
+    weight = torch.rand(6)
+    for reduction in ("mean", "sum", "none"):
+        options = {"sample_weight": weight, "reduction": reduction}
+        alone = alpha_loss(losses, alpha, groups=torch.arange(6), **options)
+        assert torch.equal(alone, alpha_loss(losses, alpha, **options))
+
+
+def test_without_alpha_or_with_one_pass_the_grouping_does_not_matter():
+    losses, groups = torch.randn(5, 8, dtype=torch.float64), groups_of((3, 5))
+    torch.testing.assert_close(alpha_loss(losses, 0.0, groups=groups), losses.mean())
+    torch.testing.assert_close(alpha_loss(losses[:1], 0.7, groups=groups), losses[0].mean())
+    # together the passes are told apart more sharply: the loss is below that of single rows for alpha > 0 on average
+    whole = alpha_loss(losses, 1.0, groups=groups_of((8,)))
+    assert whole <= alpha_loss(losses, 0.0) + 1e-12
+
+
+def test_the_gradient_of_a_group_is_its_softmax():
+    losses = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    groups = groups_of((2, 3))
+    assert torch.autograd.gradcheck(lambda t: alpha_loss(t, 0.5, groups=groups), losses)
+    alpha_loss(losses, 0.5, groups=groups, reduction="sum").backward()
+    weights = torch.softmax(-0.5 * torch.stack((losses[:, :2].sum(1), losses[:, 2:].sum(1)), 1), 0)
+    torch.testing.assert_close(losses.grad, weights[:, groups].detach())
+
+
+def test_likelihoods_take_groups():
+    logits, y, groups = torch.randn(4, 6, 3), torch.randint(3, (6,)), groups_of((2, 4))
+    losses = F.cross_entropy(logits.flatten(0, 1), y.repeat(4), reduction="none").view(4, 6)
+    torch.testing.assert_close(cross_entropy(logits, y, 0.5, groups=groups), alpha_loss(losses, 0.5, groups=groups))
+    yes = torch.randint(2, (6,)).float()
+    losses = F.binary_cross_entropy_with_logits(logits[..., 0], yes.expand(4, -1), reduction="none")
+    torch.testing.assert_close(
+        binary_cross_entropy(logits[..., 0], yes, groups=groups), alpha_loss(losses, 0.5, groups=groups)
+    )
+    target = torch.randn(6, 3)
+    losses = -torch.distributions.Normal(logits, 0.5).log_prob(target).sum(2)
+    found = gaussian_nll(logits, target, precision=4.0, groups=groups)
+    torch.testing.assert_close(found, alpha_loss(losses, 0.5, groups=groups))
+
+
+def test_rows_that_do_not_count_do_not_in_groups_either():
+    logits, y, groups = torch.randn(4, 6, 3), torch.randint(3, (6,)), groups_of((2, 4))
+    y[[0, 1, 5]] = -100
+    kept = y != -100
+    found = cross_entropy(logits, y, groups=groups)
+    torch.testing.assert_close(found, cross_entropy(logits[:, kept], y[kept], groups=groups[kept]))
+    tokens = torch.randn(4, 6, 2, 3)
+    labels = torch.randint(3, (6, 2))
+    with pytest.raises(ValueError, match=r"one likelihood a data point; got \(2,\) positions of each\. Use positions"):
+        cross_entropy(tokens, labels, class_axis=-1, groups=groups)
+    joint = cross_entropy(tokens, labels, class_axis=-1, positions="joint", groups=groups)
+    losses = cross_entropy(tokens.flatten(1, 2), labels.flatten(), groups=groups.repeat_interleave(2))
+    torch.testing.assert_close(joint, 2 * losses)
+
+
+def test_modules_group_the_rows_of_a_batch_as_they_come():
+    logits, y = torch.randn(4, 7, 3), torch.randint(3, (7,))
+    groups = torch.arange(7) // 3
+    torch.testing.assert_close(CrossEntropy(0.5, group_size=3)(logits, y), cross_entropy(logits, y, groups=groups))
+    target = torch.randn(7, 3)
+    found = GaussianNLL(0.5, precision=2.0, group_size=3)(logits, target)
+    torch.testing.assert_close(found, gaussian_nll(logits, target, precision=2.0, groups=groups))
+    own = AlphaLoss(torch.nn.MSELoss(reduction="none"), group_size=3)(logits, target)
+    losses = (logits - target).square().sum(2)
+    torch.testing.assert_close(own, alpha_loss(losses, 0.5, groups=groups))
+    assert "group_size=3" in repr(CrossEntropy(group_size=3))
+    assert "group_size" not in repr(CrossEntropy())
+    assert "group_size" not in vars(CrossEntropy())  # a run of before goes on: it is told by what it has
+
+
+def test_weights_within_a_group_must_agree():
+    losses, groups = torch.randn(4, 5), groups_of((2, 3))
+    weight = torch.tensor([2.0, 2.0, 1.0, 1.0, 1.0])
+    found = alpha_loss(losses, 0.5, groups=groups, sample_weight=weight)
+    each = alpha_loss(losses, 0.5, groups=groups, reduction="none")
+    torch.testing.assert_close(found, (2 * each[0] + each[1]) / 7)
+    with pytest.raises(ValueError, match="`sample_weight` must be the same for all data points of a group"):
+        alpha_loss(losses, 0.5, groups=groups, sample_weight=torch.arange(5.0))
+
+
+def test_groups_in_half_precision_are_summed_in_single():
+    losses = torch.full((2, 3000), 100.0, dtype=torch.float16)
+    found = alpha_loss(losses, 0.5, groups=torch.zeros(3000, dtype=torch.long), reduction="none")
+    assert found.item() == 300_000

@@ -31,6 +31,16 @@ class TwoHeads(nn.Module):
 # ------------------------------------------------------------------------------ against the definition
 
 
+@pytest.mark.parametrize("class_axis", [None, -1])
+def test_passes_that_were_run_already_give_the_same_prediction(class_axis):
+    model, x = net().eval(), torch.randn(9, 4)
+    p = bbalpha.predict_classification(model, x, n_passes=30, seed=3, class_axis=class_axis)
+    q = prediction.classification_of(bbalpha.sample(model, x, 30, seed=3).detach(), class_axis=class_axis)
+    for name in ("log_probs", "expected_entropy", "votes"):
+        torch.testing.assert_close(getattr(q, name), getattr(p, name))
+    assert (q.n_passes, q.class_axis) == (p.n_passes, p.class_axis)
+
+
 def test_classification_is_the_mean_over_passes():
     model, x, y = net().requires_grad_(False), torch.randn(9, 4), torch.arange(9) % 3
     p = bbalpha.predict_classification(model, x, n_passes=30, seed=3)
@@ -485,7 +495,7 @@ def test_bad_outputs_and_options_are_named():
         bbalpha.predict_regression(net(), x, n_passes=3, precision="predicted")
     with pytest.raises(ValueError, match="got 'learned'"):
         bbalpha.predict_regression(net(), x, n_passes=3, precision="learned")
-    with pytest.raises(ValueError, match="positive and finite; got 0"):
+    with pytest.raises(ValueError, match="`precision` must be a finite number above 0; got 0"):
         bbalpha.predict_regression(net(), x, n_passes=3, precision=0)
     with pytest.raises(ValueError, match="`temperature`"):
         bbalpha.predict_classification(net(), x, temperature=0.0)

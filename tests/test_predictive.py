@@ -222,3 +222,12 @@ def test_where_no_passes_were_asked_for_the_spread_is_0():
     one = ClassificationPrediction(torch.tensor([[0.3, 0.7]]).log(), torch.tensor([0.6]), torch.tensor([[0.0, 1.0]]), 1)
     for name in ("mutual_information", "variation_ratio"):
         assert torch.equal(getattr(replace(one, drawn=False), name), torch.zeros(1))
+
+
+def test_a_prediction_moves_whole_to_another_device():
+    p = ClassificationPrediction(torch.zeros(3, 2), torch.ones(3), torch.ones(3, 2), 5, used=torch.ones(3))
+    moved = p.to("meta")
+    assert all(t.device.type == "meta" for t in vars(moved).values() if isinstance(t, torch.Tensor))
+    assert (moved.n_passes, moved.class_axis) == (5, 1)
+    q = RegressionPrediction(torch.ones(2, 3), torch.tensor(4.0)).to("cpu")
+    assert torch.equal(q.aleatoric_std, torch.full((3,), 0.5))

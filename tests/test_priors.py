@@ -119,3 +119,26 @@ def test_bad_input_is_one_clear_sentence(change, message):
 def test_a_model_without_weights():
     with pytest.raises(ValueError, match="must have weights"):
         prior_kl(nn.ReLU(), length_scale=1.0, n_data=10)
+
+
+def test_frozen_weights_have_no_prior():
+    net = mlp([3, 4, 2], dropout=0.2)
+    first, last = (m for m in net if isinstance(m, nn.Linear))
+    first.requires_grad_(False)
+    expected = 1.0 / (2 * 0.8) * last.weight.square().sum() / 10
+    torch.testing.assert_close(prior_kl(net, length_scale=1.0, n_data=10), expected)
+    groups = param_groups(net, length_scale=1.0, n_data=10)
+    listed = [p for g in groups for p in g["params"]]
+    assert sorted(map(id, listed)) == sorted(map(id, last.parameters()))
+    assert [g["weight_decay"] for g in groups if g["params"][0] is last.weight] == [1 / (0.8 * 10)]
+    last.requires_grad_(False)
+    with pytest.raises(ValueError, match="weights that are not frozen"):
+        prior_kl(net, length_scale=1.0, n_data=10)
+
+
+def test_a_learned_rate_in_front_of_frozen_weights_keeps_its_prior():
+    net = nn.Sequential(bbalpha.ConcreteDropout(0.2), nn.Linear(3, 2))
+    net[1].requires_grad_(False)
+    (grad,) = torch.autograd.grad(prior_kl(net, length_scale=1.0, n_data=10), net[0].logit)
+    net[1].requires_grad_(True)
+    torch.testing.assert_close(grad, torch.autograd.grad(prior_kl(net, length_scale=1.0, n_data=10), net[0].logit)[0])

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from bbalpha.estimators import (
         BBAlphaClassifier, BBAlphaClassifierCV, BBAlphaRegressor, BBAlphaRegressorCV, load_estimator
     )
+    from bbalpha.exploration import Explorer
+    from bbalpha.freezing import freeze
+    from bbalpha.joint import Functions, joint_log_prob
     from bbalpha.layers import (
         ConcreteDropout, DropConnect, DropConnectConv1d, DropConnectConv2d, DropConnectConv3d, DropConnectGRU,
         DropConnectLinear, DropConnectLSTM, Dropout, GaussianDropout, GaussianLinear
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
     from bbalpha.priors import param_groups, prior_kl
     from bbalpha.sampling import sample
-    from bbalpha.training import History, fit
+    from bbalpha.training import History, Retrofit, fit, retrofit
 # fmt: on
 
 _HOMES = {
@@ -35,6 +38,9 @@ _HOMES = {
     "convert": "Audit add_dropout audit remove_dropout",
     "detection": "Detector",
     "estimators": "BBAlphaClassifier BBAlphaClassifierCV BBAlphaRegressor BBAlphaRegressorCV load_estimator",
+    "exploration": "Explorer",
+    "freezing": "freeze",
+    "joint": "Functions joint_log_prob",
     "layers": "ConcreteDropout DropConnect DropConnectConv1d DropConnectConv2d DropConnectConv3d "
     "DropConnectGRU DropConnectLSTM DropConnectLinear Dropout GaussianDropout GaussianLinear",
     "objectives": "AlphaLoss CrossEntropy GaussianNLL alpha_loss binary_cross_entropy cross_entropy gaussian_nll",
@@ -42,7 +48,7 @@ _HOMES = {
     "predictive": "ClassificationPrediction RegressionPrediction",
     "priors": "param_groups prior_kl",
     "sampling": "sample",
-    "training": "History fit",
+    "training": "History Retrofit fit retrofit",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

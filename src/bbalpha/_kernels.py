@@ -213,7 +213,9 @@ class Passes:
             if units is None:
                 units = torch.empty((self.count, PER_WORD * span), dtype=torch.int8, device=self.device)
             table.fill(units[low - self.first : high - self.first], words, first=low - start, seen=seen)
-        return torch.empty((0, PER_WORD * span), dtype=torch.int8) if units is None else units
+        if units is None:
+            units = torch.empty((0, PER_WORD * span), dtype=torch.int8, device=self.device)
+        return units
 
     def _read(self, group: int, span: int, rate: float) -> tuple[Tensor, Planes | None]:
         """The next words of a group, as `Tape` has it."""

@@ -156,6 +156,24 @@ def takes_generator(operator: Any) -> bool:
     return any(a.name == "generator" for a in operator._schema.arguments)
 
 
+def multiply_adds(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """About how many multiply-adds a call of an operator takes that a dispatch mode meets; 0 for what has no weights.
+
+    Asked of torch's own table, whose counter would import dynamo. Without it frozen models may compute what their
+    passes share once for each of them.
+    """
+    from torch.utils.flop_counter import flop_registry
+
+    count = flop_registry.get(operator._overloadpacket)
+    if count is not None:
+        return int(count(*args, **kwargs, out_val=out)) // 2
+    if not any(kind in operator_name(operator) for kind in ("lstm", "gru", "rnn")):
+        return 0
+    tensors = [t for t in tree_leaves(args) if isinstance(t, Tensor)]
+    weights = sum(t.numel() for t in tensors if t.ndim == 2)  # once for every row and step
+    return tensors[0].shape[:-1].numel() * weights
+
+
 def native(name: str) -> Any:
     """torch.<name>, a kernel without documentation that torch's layers call; its name, which nobody calls, if gone."""
     return getattr(torch, name, name)
@@ -175,6 +193,11 @@ def body_of(func: Any) -> Any:
 _NOT_OVERRIDDEN = dict(vars(F)) | {
     name: lambda *_: False for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 }
+
+
+def is_scripted() -> bool:
+    """Whether torch.jit.trace looks on: sizes are tensors then, and may not steer Python."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
 
 
 def inside_checkpoint(outermost: types.CodeType) -> bool:

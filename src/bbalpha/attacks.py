@@ -24,7 +24,7 @@ from bbalpha._engine.guards import steady
 from bbalpha._engine.inputs import Inputs
 from bbalpha._engine.planning import Masks, is_random, run_passes
 from bbalpha._kernels import pass_seed
-from bbalpha.checks import check_count, check_floating, check_model, check_number
+from bbalpha.checks import check_count, check_floating, check_masks, check_model, check_number, check_seed
 from bbalpha.prediction import as_logits
 
 Clip = tuple[float, float] | None
@@ -142,6 +142,8 @@ class Predictive(nn.Module):
         super().__init__()
         check_model(model)
         n_passes = None if n_passes is None else check_count("n_passes", n_passes)
+        check_masks(masks)
+        check_seed(seed)
         self.model, self.n_passes, self.masks, self.seed = model, n_passes, masks, seed
 
     def forward(self, x: Tensor) -> Tensor:

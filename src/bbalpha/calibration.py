@@ -126,6 +126,12 @@ class TemperedClassifier:
     model: Any
     temperature: float
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot be tempered."""
+        if not hasattr(self.model, "classes_"):
+            raise TypeError(f"`model` must be a fitted classifier; got {type(self.model).__name__}.")
+        check_number("temperature", self.temperature, above=0)
+
     @property
     def classes_(self) -> NDArray[Any]:
         """The labels (C,)."""

@@ -3,7 +3,7 @@
     model/
       config.json           what was saved: format, architecture, preprocessing, alpha, precision, facts, versions
       weights.safetensors   the tensors
-      checksums.sha256      of both files, as `sha256sum -c` reads it
+      checksums.sha256      of these files, and of what else was written with them, as `sha256sum -c` reads it
 
 A folder is written under a temporary name and renamed, so there is never half of one; it replaces a model folder and
 nothing else. Loading hashes the bytes it is about to read: one changed byte in any of the three files is an error. No
@@ -22,7 +22,7 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,13 @@ from torch.nn.parameter import is_lazy
 
 from bbalpha import _files as folders
 from bbalpha._torch import hook_places
-from bbalpha.checks import check_model
+from bbalpha.checks import check_alpha, check_model, check_number, check_path
 from bbalpha.layers import Dropout
 
 FORMAT = 1
 _CONFIG, _WEIGHTS, _CHECKSUMS = "config.json", "weights.safetensors", "checksums.sha256"
 _OURS = (_CONFIG, _WEIGHTS, _CHECKSUMS, "detector.json", "card.json")
+_BESIDE = ("card.json",)  # that may be written with a folder, and are checked like the rest
 _STATE = r"step-\d{9,}"
 
 
@@ -78,6 +79,8 @@ def save(
     True
     """
     check_model(model)
+    alpha = None if alpha is None else check_alpha(alpha)
+    precision = None if precision is None else check_number("precision", precision, above=0)
     state = model.state_dict()
     odd = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if odd:
@@ -162,6 +165,7 @@ def describe(model: nn.Module) -> dict[str, Any] | None:
     >>> describe(nn.Sequential(nn.Dropout(0.1)))
     {'layer': 'Sequential', 'children': {'0': {'layer': 'Dropout', 'p': 0.1}}}
     """
+    check_model(model)
     if type(model) is nn.Sequential:
         children = {name: describe(child) for name, child in model.named_children()}
         whole = all(children.values()) and len(children) == len(model)  # a layer used twice is listed once
@@ -192,7 +196,9 @@ def build(architecture: Mapping[str, Any], state: Mapping[str, Any] | None = Non
     try:
         with torch.random.fork_rng(devices=[]), torch.device("cpu" if state is None else "meta"):
             model = _build(architecture)
-    except (AttributeError, KeyError, TypeError, RuntimeError, ArithmeticError) as error:
+    except CorruptModelError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
         raise CorruptModelError(f"The file asks for layers that cannot be built: {error}") from error
     if state is not None:
         check_state(model, state)
@@ -212,12 +218,30 @@ def _build(architecture: Mapping[str, Any]) -> nn.Module:
             model.add_module(child, _build(told))
         return model
     if name not in _LAYERS:
-        raise ValueError(f"The file asks for a layer {name!r} that this version of bbalpha does not know.")
+        raise CorruptModelError(f"The file asks for a layer {name!r} that this version of bbalpha does not know.")
     layer, arguments = _LAYERS[name]
     unknown = set(options) - {*arguments, *(("bias",) if name in ("Linear", "Conv2d") else ())}
     if unknown:
-        raise ValueError(f"The file asks for a {name} with {sorted(unknown)[0]!r}, which bbalpha does not write.")
-    return layer(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+        odd = min(map(str, unknown))
+        raise CorruptModelError(f"The file asks for a {name} with {odd!r}, which bbalpha does not write.")
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    for argument, value in options.items():
+        if not _is_plain(argument, value):
+            raise CorruptModelError(f"The file asks for a {name} whose {argument} is {value!r:.40}.")
+    return layer(**options)
+
+
+def _is_plain(argument: str, value: Any) -> bool:
+    """Whether a layer can have been written with this value."""
+    if argument == "bias":
+        return isinstance(value, bool)
+    if argument == "p":
+        return type(value) in (int, float) and 0 <= value <= 1
+    if isinstance(value, str):
+        return value in ("same", "valid", "none", "tanh")
+    least = -64 if argument in ("start_dim", "end_dim") else 0
+    numbers = value if isinstance(value, tuple) and 0 < len(value) <= 4 else (value,)
+    return all(type(number) is int and least <= number < 2**31 for number in numbers)
 
 
 # ------------------------------------------------------------------------------ folders
@@ -230,19 +254,24 @@ class Folder:
     Attributes:
         content: What was passed to `write_folder`.
         versions: Of the libraries that wrote it.
+        beside: The other files that were written with it.
     """
 
     content: dict[str, Any]
     versions: dict[str, str]
+    beside: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def write_folder(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
+def write_folder(
+    path: str | os.PathLike[str], content: Mapping[str, Any], *, beside: Mapping[str, bytes] | None = None
+) -> None:
     """Write nested dicts, lists, tuples, plain values and tensors as a folder, whole or not at all.
 
     Args:
         path: The folder; one written by us before is replaced, any other is left alone with an error. A link is
             followed.
         content: What `read_folder` gives back.
+        beside: Another file of the folder, card.json, as {its name: its bytes}.
     """
     target = _real(path)
     check_replaceable(target)
@@ -251,6 +280,7 @@ def write_folder(path: str | os.PathLike[str], content: Mapping[str, Any]) -> No
     files = {
         _CONFIG: json.dumps(config, indent=1, allow_nan=False).encode(),
         _WEIGHTS: safetensors.torch.save(tensors),
+        **(beside or {}),
     }
     files[_CHECKSUMS] = _checksums(files)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -282,8 +312,13 @@ def read_folder(path: str | os.PathLike[str]) -> Folder:
     missing = [name for name in (_CONFIG, _WEIGHTS, _CHECKSUMS) if not (target / name).is_file()]
     if missing:
         raise CorruptModelError(f"`path` must be a model folder; {str(path)!r} has no {missing[0]}.")
-    files = {name: (target / name).read_bytes() for name in (_CONFIG, _WEIGHTS)}
     told = (target / _CHECKSUMS).read_bytes()
+    beside = [name for name in _BESIDE if f"  {name}\n".encode() in told]
+    try:
+        files = {name: (target / name).read_bytes() for name in (_CONFIG, _WEIGHTS, *beside)}
+    except (FileNotFoundError, IsADirectoryError, MemoryError) as error:
+        told_of = error or "a file is larger than the memory"
+        raise CorruptModelError(f"{str(path)!r} is not whole: {told_of}.") from error
     if told != _checksums(files):
         wrong = [n for n in files if f"{hashlib.sha256(files[n]).hexdigest()}  {n}\n".encode() not in told]
         raise CorruptModelError(
@@ -294,8 +329,11 @@ def read_folder(path: str | os.PathLike[str]) -> Folder:
         form, wrote = config.get("format"), dict(config.get("versions", {}))
         if form == FORMAT:
             content = _unpack(config["content"], safetensors.torch.load(files[_WEIGHTS]))
-            return Folder(dict(content), wrote)
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, safetensors.SafetensorError) as error:
+            return Folder(dict(content), wrote, {name: files[name] for name in beside})
+    except (
+        AttributeError, KeyError, TypeError, ValueError, RecursionError, OverflowError, MemoryError, RuntimeError,
+        safetensors.SafetensorError,
+    ) as error:  # fmt: skip
         raise CorruptModelError(f"{str(path)!r} is not of the form that bbalpha writes: {error!r}.") from error
     raise ValueError(
         f"{str(path)!r} has format {form!r} and this bbalpha reads format {FORMAT}. "
@@ -326,11 +364,14 @@ def read_kind(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
 
 def _real(path: str | os.PathLike[str]) -> Path:
     """Where `path` leads, links followed."""
-    return Path(os.path.realpath(path))
+    return Path(os.path.realpath(check_path("path", path)))
 
 
 def check_replaceable(target: Path) -> None:
     """Refuse to replace what is no model folder, or holds anything else besides."""
+    above = next((p for p in target.parents if p.exists()), None)
+    if above is not None and not above.is_dir():
+        raise ValueError(f"`path` must lie in a folder; {str(above)!r} is a file.")
     if not target.exists():
         return
     found = [p.name for p in target.iterdir()] if target.is_dir() else None
@@ -387,7 +428,7 @@ def _states(folder: Path) -> list[Path]:
 
 
 def _checksums(files: Mapping[str, bytes]) -> bytes:
-    return "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in (_CONFIG, _WEIGHTS)).encode()
+    return "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in files).encode()
 
 
 def _pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:

@@ -5,6 +5,7 @@ check_alpha(float("nan"))        # ValueError: `alpha` must be a finite number; 
 
 import math
 import operator
+import os
 import warnings
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
@@ -51,8 +52,8 @@ def check_number(name: str, value: Any, *, above: float | None = None, least: fl
     """
     rule = "" if above is None and least is None else f" above {above}" if least is None else f" of at least {least}"
     try:
-        number = math.nan if isinstance(value, (bool, str)) else float(value)
-    except (TypeError, ValueError, RuntimeError):
+        number = math.nan if isinstance(value, (bool, str, bytes, bytearray)) else float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         number = math.nan
     low = (above is not None and not number > above) or (least is not None and not number >= least)
     if low or not math.isfinite(number):
@@ -74,12 +75,43 @@ def check_inner_share(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must lie between 0 and 1, both left out; got {value!r}.")
 
 
+def check_whole(name: str, value: Any) -> int:
+    """`value` as an int, if it is a whole number of either sign (numpy's too)."""
+    whole = None if isinstance(value, bool) else _whole(value)
+    if whole is None or not -(2**63) <= whole < 2**63:
+        raise TypeError(f"`{name}` must be a whole number; got {value!r}.")
+    return whole
+
+
+def check_call(name: str, value: Any) -> None:
+    """Refuse what cannot be called."""
+    if not callable(value):
+        raise TypeError(f"`{name}` must be a function; got {type(value).__name__}.")
+
+
+def check_path(name: str, value: Any) -> str:
+    """`value` as text, if it can be the name of a file or a folder.
+
+    >>> check_path("path", "")
+    Traceback (most recent call last):
+    ValueError: `path` must name a file or a folder; got ''.
+    """
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"`{name}` must be a path, a str or a pathlib.Path; got {type(value).__name__}.")
+    text = os.fspath(value)
+    if not isinstance(text, str) or not text or "\0" in text or any(len(part) > 255 for part in text.split("/")):
+        raise ValueError(f"`{name}` must name a file or a folder; got {text!r:.60}.")
+    return text
+
+
 def check_widths(name: str, value: Any) -> tuple[int, ...]:
     """Widths of layers; one number is one layer, as in scikit-learn."""
     try:
         widths = list(value)
     except TypeError:
         widths = [value]
+    if isinstance(value, (str, Mapping)):
+        raise ValueError(f"`{name}` must be a whole number or several; got {value!r}.")
     return tuple(check_count(name, width) for width in widths)
 
 
@@ -105,7 +137,7 @@ def check_alpha(alpha: float) -> float:
         alpha = alpha.item()
     try:
         finite = math.isfinite(alpha)
-    except TypeError:
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise TypeError(f"`alpha` must be a finite number; got {type(alpha).__name__}.") from None
     if not finite:
         raise ValueError(f"`alpha` must be a finite number; got {alpha}.")
@@ -219,7 +251,10 @@ def _first_bad(tau: Tensor) -> float:
 
 def check_weight(weight: Tensor, values: Tensor) -> Tensor:
     """The weights (N,) with the axes of `values`, if there is one for each data point."""
-    weight = torch.as_tensor(weight, dtype=values.dtype, device=values.device)
+    try:
+        weight = torch.as_tensor(weight, dtype=values.dtype, device=values.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"`sample_weight` must hold real numbers; got {type(weight).__name__}.") from error
     if weight.shape != values.shape[:1]:
         raise ValueError(
             f"`sample_weight` must have one weight per data point, ({values.shape[0]},); got {tuple(weight.shape)}."
@@ -229,9 +264,24 @@ def check_weight(weight: Tensor, values: Tensor) -> Tensor:
     return weight.reshape(-1, *[1] * (values.ndim - 1))
 
 
+def check_row_groups(groups: Any, rows: int) -> tuple[Tensor, int]:
+    """For each row the place of its group, in ascending order of `groups` (N,), and how many groups there are.
+
+    >>> check_row_groups(torch.tensor([7, 7, 3]), 3)
+    (tensor([1, 1, 0]), 2)
+    """
+    if not isinstance(groups, Tensor) or groups.is_floating_point() or groups.is_complex():
+        got = groups.dtype if isinstance(groups, Tensor) else type(groups).__name__
+        raise TypeError(f"`groups` must be a tensor of whole numbers, the group of each row; got {got}.")
+    if groups.shape != (rows,):
+        raise ValueError(f"`groups` must have one number a row, ({rows},); got {tuple(groups.shape)}.")
+    numbers, place = torch.unique(groups, return_inverse=True)
+    return place, len(numbers)
+
+
 def check_masks(masks: Any) -> None:
     """Refuse what is no way to share masks."""
-    if masks not in ("per_example", "shared"):
+    if not isinstance(masks, str) or masks not in ("per_example", "shared"):
         raise ValueError(f'`masks` must be "per_example" or "shared"; got {masks!r}.')
 
 

@@ -4,6 +4,8 @@ Mistakes of the user are one line on stderr and exit code 2; a traceback is a bu
 the commands that need it, so that --help is quick.
 """
 
+import math
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -16,7 +18,9 @@ except ImportError as error:
     raise SystemExit("The command line needs typer: pip install 'bbalpha[cli]'.") from error
 
 from bbalpha._commands import tables
-from bbalpha._commands.mistakes import mistakes
+from bbalpha._commands.clusters import Backend, Jobs, Scheduler
+from bbalpha._commands.label import label
+from bbalpha._commands.mistakes import listed, mistakes, numbers
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,7 +38,7 @@ app.add_typer(data_app, name="data")
 reproduce_app = typer.Typer(help="The experiments of the paper; each can be stopped and goes on where it was.")
 app.add_typer(reproduce_app, name="reproduce")
 
-for command in (tables.fit, tables.predict, tables.evaluate, tables.report, tables.serve):
+for command in (tables.fit, tables.predict, tables.evaluate, tables.report, tables.serve, label):
     app.command()(command)
 
 _Quick = Annotated[bool, typer.Option("--quick", help="A small size that takes a minute, to see it run.")]
@@ -72,7 +76,10 @@ def doctor(
         model, x = _made(factory, shape, batch_dim)
         from bbalpha.convert import audit
 
-        found = audit(model, x, n_passes=n_passes, batch_dim=batch_dim)
+        try:
+            found = audit(model, x, n_passes=n_passes, batch_dim=batch_dim)
+        except (RuntimeError, ArithmeticError, LookupError, AttributeError) as error:  # in the code of the model
+            raise ValueError(f"the model fails on x: {type(error).__name__}: {error}") from error
     typer.echo(str(found))
     raise typer.Exit(0 if found.differed else 1)
 
@@ -116,18 +123,24 @@ def reproduce_regression(
     methods: Annotated[str, typer.Option(help="With commas: bbalpha, its variants and baselines; all if empty.")] = "",
     quick: _Quick = False,
     out: _Out = Path("results"),
+    jobs: Jobs = 0,
+    backend: Backend = "loky",
+    scheduler: Scheduler = "",
 ) -> None:
     """Run the UCI table: alpha networks, their variants and the baselines, on the published splits.
 
     Example: bbalpha reproduce regression --datasets boston --splits 5
     """
     with mistakes():
+        from bbalpha._commands.clusters import spread_over
         from bbalpha.experiments.regression import reproduce
 
-        chosen = [_number("--alphas", a) for a in _listed(alphas)]
-        done = reproduce(
-            datasets=_listed(datasets), alphas=chosen, splits=splits, methods=_listed(methods), quick=quick, out=out
-        )
+        chosen = numbers("--alphas", alphas)
+        with spread_over(backend, scheduler, jobs):
+            done = reproduce(
+                datasets=listed("--datasets", datasets, least=0), alphas=chosen, splits=splits,
+                methods=listed("--methods", methods, least=0), quick=quick, out=out.resolve(), jobs=None,
+            )  # fmt: skip
     typer.echo(done)
 
 
@@ -135,20 +148,28 @@ def reproduce_regression(
 def reproduce_classification(
     models: Annotated[str, typer.Option(help="With commas.")] = "dense,cnn",
     alphas: Annotated[str, typer.Option(help="With commas.")] = "0,0.5,1",
-    seeds: Annotated[int, typer.Option(min=1, help="How many networks of each kind.")] = 3,
-    jobs: Annotated[int, typer.Option(min=1, help="Networks trained side by side, each on one thread.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many networks of each kind.")] = 3,
     quick: _Quick = False,
     out: _Out = Path("results"),
+    jobs: Jobs = 0,
+    backend: Backend = "loky",
+    scheduler: Scheduler = "",
 ) -> None:
     """Run MNIST with the dense and the convolutional network.
 
     Example: bbalpha reproduce classification --quick
     """
     with mistakes():
+        from bbalpha._commands.clusters import spread_over
         from bbalpha.experiments.classification import reproduce
 
-        chosen = [_number("--alphas", a) for a in _listed(alphas)]
-        done = reproduce(models=_listed(models), alphas=chosen, seeds=seeds, jobs=jobs, quick=quick, out=out)
+        chosen = numbers("--alphas", alphas)
+        alone = backend == "loky" and jobs < 2
+        with spread_over(backend, scheduler, jobs):
+            done = reproduce(
+                models=listed("--models", models), alphas=chosen, seeds=seeds, jobs=1 if alone else None, quick=quick,
+                out=out.resolve(),
+            )  # fmt: skip
     typer.echo(done)
 
 
@@ -158,7 +179,7 @@ def reproduce_runtime(
         str, typer.Option(help="With commas: loop, ours, shared, balanced, balanced-shared; all if empty.")
     ] = "",
     passes: Annotated[str, typer.Option(help="K, with commas.")] = "1,10,100",
-    minutes: Annotated[float, typer.Option(min=0.01, help="Training time of every way.")] = 20.0,
+    minutes: Annotated[float, typer.Option(min=0.01, max=1e5, help="Training time of every way.")] = 20.0,
     quick: _Quick = False,
     out: _Out = Path("results"),
 ) -> None:
@@ -169,8 +190,8 @@ def reproduce_runtime(
     with mistakes():
         from bbalpha.experiments.runtime import reproduce
 
-        chosen = [int(_number("--passes", k)) for k in _listed(passes)]
-        done = reproduce(ways=_listed(ways), passes=chosen, minutes=minutes, quick=quick, out=out)
+        chosen = _wholes("--passes", passes, least=1)
+        done = reproduce(ways=listed("--ways", ways, least=0), passes=chosen, minutes=minutes, quick=quick, out=out)
     typer.echo(done)
 
 
@@ -187,20 +208,51 @@ def reproduce_adversarial(
     with mistakes():
         from bbalpha.experiments.adversarial import reproduce
 
-        done = reproduce(alphas=[_number("--alphas", a) for a in _listed(alphas)], quick=quick, out=out)
+        done = reproduce(alphas=numbers("--alphas", alphas), quick=quick, out=out)
     typer.echo(done)
 
 
-def _listed(text: str) -> list[str]:
-    """The parts between commas."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+@reproduce_app.command("active")
+def reproduce_active(
+    datasets: Annotated[
+        str, typer.Option(help="With commas: mnist, repeated_mnist_x2, repeated_mnist_x5.")
+    ] = "repeated_mnist_x2,mnist,repeated_mnist_x5",
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many runs of each method.")] = 5,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Runs side by side, each on one thread.")] = 1,
+    quick: _Quick = False,
+    out: _Out = Path("results"),
+) -> None:
+    """Run active learning on MNIST and Repeated MNIST: random, BALD, BatchBALD and ours.
+
+    Example: bbalpha reproduce active --datasets repeated_mnist_x2 --seeds 1
+    """
+    with mistakes():
+        from bbalpha.experiments.active import reproduce
+
+        done = reproduce(datasets=listed("--datasets", datasets), seeds=seeds, jobs=jobs, quick=quick, out=out)
+    typer.echo(done)
 
 
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise ValueError(f"{name} must be numbers with commas between them; got {text!r}.") from error
+@reproduce_app.command("testbed")
+def reproduce_testbed(
+    agents: Annotated[str, typer.Option(help="With commas, as the table has them; all if empty.")] = "",
+    seeds: Annotated[int, typer.Option(min=1, max=10, help="Problems of each kind; 10 is the whole sweep.")] = 3,
+    choose: Annotated[bool, typer.Option("--choose", help="Compare candidates on problems of other seeds.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Pieces of work side by side, each on one thread.")] = 1,
+    quick: _Quick = False,
+    out: _Out = Path("results"),
+) -> None:
+    """Run the Neural Testbed: what agents know about labels of several inputs together.
+
+    Example: bbalpha reproduce testbed --seeds 10
+    """
+    with mistakes():
+        from bbalpha.experiments.testbed import reproduce
+
+        done = reproduce(
+            agents=listed("--agents", agents, least=0), seeds=seeds, choose=choose, jobs=jobs, quick=quick, out=out
+        )
+    typer.echo(done)
 
 
 def _made(factory: str, shape: str, batch_dim: int) -> "tuple[nn.Module, Any]":
@@ -210,7 +262,7 @@ def _made(factory: str, shape: str, batch_dim: int) -> "tuple[nn.Module, Any]":
         raise ValueError(f"MODULE:FACTORY must name a module and a function in it, as in nets:make; got {factory!r}.")
     if "" not in sys.path:
         sys.path.insert(0, "")  # modules of the working directory
-    make = getattr(import_module(module_name), name, None)
+    make = getattr(_imported(module_name), name, None)
     if not callable(make):
         raise ValueError(f"FACTORY must be a function of {module_name}; {name!r} is not.")
 
@@ -237,21 +289,36 @@ def _made(factory: str, shape: str, batch_dim: int) -> "tuple[nn.Module, Any]":
     return model, x
 
 
+def _imported(name: str) -> Any:
+    """A module of the user; whatever goes wrong in it is told in one line."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"the module {name} fails: {type(error).__name__}: {error}") from error
+
+
 def _tried(what: str, call: Callable[[], Any]) -> Any:
     """What `call` returns; whatever goes wrong in code of the user is the user's."""
     try:
         return call()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def _sizes(shape: str) -> list[int]:
-    try:
-        return [int(size) for size in shape.split(",")]
-    except ValueError as error:
-        raise ValueError(
-            f"--shape must be whole numbers with commas between them, as in 32,784; got {shape!r}."
-        ) from error
+    sizes = _wholes("--shape", shape, least=0)
+    if math.prod(sizes) > 2**31:
+        raise ValueError(f"--shape must have at most 2^31 numbers; got {shape!r}.")
+    return sizes
+
+
+def _wholes(name: str, text: str, *, least: int) -> list[int]:
+    parts = listed(name, text)
+    if not all(re.fullmatch(r"\+?[0-9]{1,18}", part) and int(part) >= least for part in parts):
+        raise ValueError(f"{name} must be whole numbers of at least {least}, as in 32,784; got {text!r}.")
+    return [int(part) for part in parts]
 
 
 def main() -> None:

@@ -24,8 +24,9 @@ from bbalpha._engine.running import SampleCall
 from bbalpha._engine.sites import INSERTED
 from bbalpha._engine.tracing import Site, Trace, trace
 from bbalpha._torch import hook_places, is_compiled, tree_leaves
-from bbalpha.checks import check_count, check_model
+from bbalpha.checks import check_call, check_count, check_model
 from bbalpha.layers import (
+    ConcreteDropout,
     DropConnect,
     DropConnectConv1d,
     DropConnectConv2d,
@@ -34,6 +35,7 @@ from bbalpha.layers import (
     DropConnectLinear,
     DropConnectLSTM,
     Dropout,
+    GaussianDropout,
     GaussianLinear,
 )
 
@@ -60,6 +62,7 @@ class Audit:
         reasons: Why cheaper strategies were not taken.
         prefix: Layers that are done before the first draw: all passes share them where the strategy allows.
         keep: {parameter name: keep probability of the units that feed it}, for `prior_kl`; 1 where there is none.
+        silent: {site: why, in words} of those with a rate that drew nothing: not called, or called with training off.
         warnings: What to know or to change.
     """
 
@@ -71,6 +74,7 @@ class Audit:
     reasons: tuple[str, ...]
     prefix: tuple[str, ...]
     keep: dict[str, float]
+    silent: dict[str, str]
     warnings: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -112,7 +116,8 @@ def audit(model: nn.Module, x: Any, *, n_passes: int = 8, batch_dim: BatchDim = 
 def _audited(model: nn.Module, inputs: Inputs, n_passes: int) -> Audit:
     seen = trace(model, inputs)
     asleep = trace(model, inputs, switch=False, evaluation=True)
-    warnings = list(_warnings(model, seen, asleep))
+    silent = _silent(model, seen)
+    warnings = [*_warnings(model, seen, asleep), *(f"{why}." for why in silent.values())]
     differed, strategy = False, None
     reasons: tuple[str, ...] = ()
     try:
@@ -128,10 +133,13 @@ def _audited(model: nn.Module, inputs: Inputs, n_passes: int) -> Audit:
         differed = any(not torch.equal(t[0], t[k]) for t in tensors for k in range(1, n_passes))
         strategy, reasons = plan.strategy, plan.reasons
         if not differed and inputs.rows:
-            warnings.append(f"{n_passes} passes gave the same: what is dropped does not reach the output as it stands.")
+            warnings.append(
+                f"{n_passes} passes gave the same: what is dropped does not reach the output as it stands, "
+                "or too seldom on so few rows."
+            )
     sites = Counter(seen.sites)
     return Audit(
-        tuple(sites), tuple(sites.values()), seen.hidden, differed, strategy, reasons, seen.prefix, seen.keep,
+        tuple(sites), tuple(sites.values()), seen.hidden, differed, strategy, reasons, seen.prefix, seen.keep, silent,
         tuple(warnings),
     )  # fmt: skip
 
@@ -157,11 +165,13 @@ def add_dropout(
     >>> [type(m).__name__ for m in add_dropout(net, 0.1, before=lambda name, _: name == "2").modules()]
     ['Sequential', 'Linear', 'ReLU', 'Linear', 'Dropout']
     """
+    check_model(model)
+    check_call("layer", layer)
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 < p < 1:
         raise ValueError(f"`p` must be a dropout rate between 0 and 1; got {p!r}.")
     replaces = layer is DropConnect or layer in _PLAIN
     picked = before or (_replaced_by(layer) if replaces else "linear")
-    chosen = dict(_chosen(model, picked, recurrent=replaces))
+    chosen = dict(weight_layers(model, picked, recurrent=replaces))
     if not chosen:
         told = repr(picked) if before or not replaces else f"layer={layer.__name__}"
         raise ValueError(
@@ -188,6 +198,7 @@ def remove_dropout(model: Model) -> Model:
     >>> remove_dropout(net)
     Linear(in_features=4, out_features=1, bias=True)
     """
+    check_model(model)
     for module in list(model.modules()):
         if hasattr(module, INSERTED):
             delattr(module, INSERTED)
@@ -217,14 +228,11 @@ def _warnings(model: nn.Module, seen: Trace, asleep: Trace) -> Iterator[str]:
             yield f"{_label(s)} has rate 0 and drops nothing."
         if s.rate == 1:
             yield f"{_label(s)} has rate 1 and drops everything, in every pass."
-    met = {s.name for s in seen.sites}
     scripted = {name for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)}
     for name, m in model.named_modules():
         where = name or "the model"
         if isinstance(m, kinds.BATCH_NORMS) and m.training:
             yield f"{where} is in training mode: each pass has batch statistics of its own, and they move once a call."
-        if isinstance(m, kinds.DROPOUT) and name not in met and not seen.hidden:
-            yield f"{where} ({type(m).__name__}) was not called."
         if is_compiled(m):
             yield f"{where} is compiled: while sampling it runs as it was written."
         if name in scripted and (not name or name.rpartition(".")[0] not in scripted):
@@ -233,6 +241,34 @@ def _warnings(model: nn.Module, seen: Trace, asleep: Trace) -> Iterator[str]:
         yield f"{operator} draws from a global generator: passes are run one by one."
     if seen.recomputes:
         yield "activations are recomputed (gradient checkpointing): sample refuses to run with gradients."
+
+
+def _silent(model: nn.Module, seen: Trace) -> dict[str, str]:
+    """The sites that drew nothing though they have a rate, each with the reason."""
+    found = {
+        s.name: f"{_label(s)} was called with training off, whatever the mode of the model"
+        for s in seen.sites
+        if not s.fired and s.rate != 0
+    }
+    met = {s.name for s in seen.sites}
+    drawn = {(s.name, s.rate) for s in seen.sites if s.fired}
+    for name, m in model.named_modules():
+        rate = _rate(m)
+        read = (name.rpartition(".")[0], rate) in drawn  # by its parent, as attention does with a Dropout of its own
+        if rate and name not in met and not read and not seen.hidden:  # whose the hidden draws are nobody can say
+            found[name] = f"{_label(Site(name, type(m).__name__, rate, False))} was not called"
+    return found
+
+
+def _rate(m: nn.Module) -> float | None:
+    """The rate of a layer that draws by itself; None for any other."""
+    if isinstance(m, (*kinds.DROPOUT, GaussianDropout, DropConnect)):
+        return float(m.p)  # type: ignore[arg-type]
+    if isinstance(m, ConcreteDropout):
+        return float(m.rate.detach())
+    if isinstance(m, nn.MultiheadAttention) or (isinstance(m, nn.RNNBase) and m.num_layers > 1):
+        return float(m.dropout)
+    return None
 
 
 def _label(site: Site) -> str:
@@ -246,7 +282,8 @@ def _yes(value: bool) -> str:
 # ------------------------------------------------------------------------------ choosing
 
 
-def _chosen(model: nn.Module, before: Before, recurrent: bool) -> Iterator[tuple[str, nn.Module]]:
+def weight_layers(model: nn.Module, before: Before, *, recurrent: bool = False) -> Iterator[tuple[str, nn.Module]]:
+    """The layers that `before` picks, by name; with `recurrent`, LSTMs and their like can be among them."""
     if not callable(before) and before not in ("linear", "all"):
         raise ValueError(f"`before` must be 'linear', 'all' or a predicate; got {before!r}.")
     # attention takes the weights of its output layer and never calls it

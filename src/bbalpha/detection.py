@@ -26,7 +26,8 @@ from bbalpha import _files as folders
 from bbalpha import metrics
 from bbalpha._engine.inputs import Inputs
 from bbalpha._engine.planning import is_random
-from bbalpha.checks import check_inner_share, check_model
+from bbalpha.checks import check_count, check_inner_share, check_model, check_path, check_seed
+from bbalpha.metrics.numbers import finite
 from bbalpha.prediction import predict_classification
 from bbalpha.predictive import ClassificationPrediction
 
@@ -90,6 +91,9 @@ class Detector:
         if score not in _SCORES:
             raise ValueError(f"`score` must be one of {', '.join(_SCORES)}; got {score!r}.")
         check_inner_share("false_alarm", false_alarm)
+        n_passes = None if n_passes is None else check_count("n_passes", n_passes)
+        batch_size = None if batch_size is None else check_count("batch_size", batch_size)
+        check_seed(seed)
         self.model, self.score, self.false_alarm = model, score, false_alarm
         self.n_passes, self.seed, self.batch_size = n_passes, seed, batch_size
         self.threshold: float | None = None
@@ -161,7 +165,7 @@ class Detector:
         Raises:
             ValueError: If the file has changed, or belongs to other weights than those of `model`.
         """
-        path = Path(folder) / _FILE
+        path = Path(check_path("folder", folder)) / _FILE
         if not path.is_file():
             raise FileNotFoundError(f"{str(folder)!r} holds no detector; fit one and call save({str(folder)!r}).")
         try:
@@ -219,7 +223,8 @@ def conformal_threshold(scores: Tensor, false_alarm: float) -> float:
     >>> conformal_threshold(torch.arange(1.0, 100.0), 0.05)
     95.0
     """
-    n = len(scores)
+    check_inner_share("false_alarm", false_alarm)
+    n = len(finite("scores", scores, infinite=True))
     k = math.ceil((n + 1) * (1 - false_alarm) - 1e-9)
     if k > n:
         least = math.ceil(1 / false_alarm - 1e-9) - 1

@@ -17,13 +17,14 @@ or `LinearGaussian`, for which Gaussian q have exact energies.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, MultivariateNormal, Normal
 from torch.distributions.kl import kl_divergence
 
-from bbalpha.checks import check_count, check_number
+from bbalpha.checks import check_count, check_floating, check_number
 from bbalpha.objectives import alpha_loss
 
 Factors = Callable[[Tensor], Tensor]  # w (K, D) -> log f_n(w) (K, N)
@@ -49,6 +50,7 @@ def amari(p: Distribution, q: Distribution, alpha: float, *, n_samples: int = 10
     tensor(0.4700)
     """
     check_number("alpha", alpha)
+    check_count("n_samples", n_samples)
     if alpha in (0.0, 1.0):
         return kl(p, q, n_samples=n_samples) if alpha else kl(q, p, n_samples=n_samples)
     return -_log_integral(p, q, alpha, n_samples).expm1() / (alpha * (1 - alpha))
@@ -64,6 +66,7 @@ def renyi(p: Distribution, q: Distribution, alpha: float, *, n_samples: int = 10
     tensor(0.2500)
     """
     check_number("alpha", alpha)
+    check_count("n_samples", n_samples)
     if alpha == 1.0:
         return kl(p, q, n_samples=n_samples)
     return _log_integral(p, q, alpha, n_samples) / (alpha - 1)
@@ -98,6 +101,7 @@ def kl(p: Distribution, q: Distribution, *, n_samples: int = 10_000) -> Tensor:
     tensor(0.5000)
     """
     _check_pair(p, q)
+    check_count("n_samples", n_samples)
     if _is_gaussian(p) and _is_gaussian(q):
         ratios, quadratic, event_dims = _whitened(p, q, 1.0)
         return _sum(ratios - 1 - ratios.log(), event_dims) / 2 + quadratic / 2
@@ -114,6 +118,7 @@ def hellinger(p: Distribution, q: Distribution, *, n_samples: int = 10_000) -> T
     >>> hellinger(Normal(0.0, 1.0), Normal(1.0, 1.0))                  # sqrt(1 - exp(-1/8))
     tensor(0.3428)
     """
+    check_count("n_samples", n_samples)
     return (-_log_integral(p, q, 0.5, n_samples).expm1()).sqrt()
 
 
@@ -169,6 +174,14 @@ class LinearGaussian:
     y: Tensor
     precision: float = 1.0
 
+    def __post_init__(self) -> None:
+        """Refuse rows and targets that do not belong together."""
+        check_floating("x", self.x)
+        check_floating("y", self.y)
+        if self.x.ndim != 2 or self.y.shape != self.x.shape[:1]:
+            raise ValueError(f"`x` must be (N, D) and `y` (N,); got {tuple(self.x.shape)} and {tuple(self.y.shape)}.")
+        check_number("precision", self.precision, above=0)
+
     def __call__(self, w: Tensor) -> Tensor:
         """The log factors at w: (K, D) -> (K, N)."""
         residual = self.y - w.reshape(len(w), -1) @ self.x.T
@@ -217,7 +230,7 @@ def bb_alpha_energy(
     q^(1 - alpha/N) p0^(alpha/N) is the cavity times exp(-alpha/N R_(1 - alpha/N)[q||p0]), the exact energy is
     R_(1 - alpha/N)[q||p0] - 1/alpha sum_n log E_cavity[f_n^alpha].
     """
-    check_number("alpha", alpha)
+    _check_energy(alpha, n_samples, q=q, p0=p0)
     q, p0 = _joint(q), _joint(p0)
     if isinstance(factors, LinearGaussian) and _is_gaussian(q) and _is_gaussian(p0):
         n_data = len(factors.x)
@@ -236,7 +249,7 @@ def reparameterised_energy(
 
     beta = N / (N - alpha). Equals `bb_alpha_energy` of the q that belongs to the cavity.
     """
-    check_number("alpha", alpha)
+    _check_energy(alpha, n_samples, cavity=cavity, p0=p0)
     cavity, p0 = _joint(cavity), _joint(p0)
     losses = _alpha_losses(cavity, factors, alpha, n_samples)
     _check_cavity(alpha, len(losses))
@@ -253,7 +266,7 @@ def large_data_energy(
     >>> large_data_energy(prior, prior, LinearGaussian(x, torch.zeros(2)), alpha=1.0)      # log 2 pi + log 2
     tensor(2.5310)
     """
-    check_number("alpha", alpha)
+    _check_energy(alpha, n_samples, q=q, p0=p0)
     q, p0 = _joint(q), _joint(p0)
     return kl(q, p0, n_samples=n_samples) + _alpha_losses(q, factors, alpha, n_samples).sum()
 
@@ -266,7 +279,7 @@ def power_ep_energy(
     log Z(l0) + (N/alpha - 1) log Z(lq) - 1/alpha sum_n log int f_n^alpha exp((lq - alpha l) phi), with the site
     l = (lq - l0) / N. Differences of log Z are divided by alpha, so digits are lost where alpha is tiny.
     """
-    check_number("alpha", alpha)
+    _check_energy(alpha, n_samples, q=q, p0=p0)
     q, p0 = _joint(q), _joint(p0)
     if alpha == 0:
         return free_energy(q, p0, factors, n_samples=n_samples)
@@ -409,6 +422,7 @@ def _log_partition(q: Distribution) -> Tensor:
 
 def _geometric(q: Distribution, p0: Distribution, weight: float, what: str) -> Distribution:
     """q^(1 - weight) p0^weight, normalised."""
+    _check_distributions(q=q, p0=p0)
     _check_pair(q, p0)
     if isinstance(q, (Categorical, Bernoulli)) and type(q) is type(p0):
         return type(q)(logits=(1 - weight) * q.logits + weight * p0.logits)
@@ -432,7 +446,14 @@ def _sum(values: Tensor, dims: int) -> Tensor:
     return values.sum(list(range(-dims, 0))) if dims else values
 
 
+def _check_distributions(**given: Any) -> None:
+    for name, value in given.items():
+        if not isinstance(value, Distribution):
+            raise TypeError(f"`{name}` must be a torch distribution; got {type(value).__name__}.")
+
+
 def _check_pair(p: Distribution, q: Distribution) -> None:
+    _check_distributions(p=p, q=q)
     if p.event_shape != q.event_shape:
         shapes = f"{tuple(p.event_shape)} and {tuple(q.event_shape)}"
         raise ValueError(f"both distributions must be over events of one shape; got {shapes}.")
@@ -444,9 +465,14 @@ def _check_order(alpha: float) -> None:
         raise ValueError("`alpha` must not be 0: D_0 is KL[q||p] while R_0 is 0 wherever p has a density; got 0.")
 
 
+def _check_energy(alpha: float, n_samples: int, **distributions: Any) -> None:
+    check_number("alpha", alpha)
+    check_count("n_samples", n_samples)
+    _check_distributions(**distributions)
+
+
 def _check_cavity(alpha: float, n_data: int) -> None:
     check_number("alpha", alpha)
-    if isinstance(n_data, bool) or not isinstance(n_data, int) or n_data < 1:
-        raise ValueError(f"`n_data` must be the number of data points, at least 1; got {n_data!r}.")
+    check_count("n_data", n_data, most=2**63)
     if alpha >= n_data:
         raise ValueError(f"`alpha` must be below `n_data`, {n_data}, for a cavity to exist; got {alpha}.")

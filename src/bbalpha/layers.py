@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from bbalpha import _kernels as kernels
 from bbalpha._torch import convolve, recur, transforms_active
+from bbalpha.checks import check_number, check_share
 
 
 class Dropout(nn.Dropout):
@@ -96,8 +97,7 @@ class ConcreteDropout(nn.Module):
         super().__init__()
         if _check_rate(p) == 0:
             raise ValueError("`p` must be above 0 for a rate that can be learned; got 0.")
-        if not temperature > 0:
-            raise ValueError(f"`temperature` must be positive; got {temperature!r}.")
+        temperature = check_number("temperature", temperature, above=0)
         self.logit = nn.Parameter(torch.tensor(math.log(p / (1 - p))))
         self.temperature = temperature
 
@@ -229,7 +229,7 @@ class _DropConnectRNN(DropConnect):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        sizes = input_size, hidden_size, num_layers
+        sizes, dropout = (input_size, hidden_size, num_layers), check_share("dropout", dropout)
         super().__init__(*sizes, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype)
         self.p = _check_rate(p)
 
@@ -290,8 +290,7 @@ class GaussianLinear(nn.Linear):
         dtype: Any = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        if not (math.isfinite(initial_std) and initial_std > 0):
-            raise ValueError(f"`initial_std` must be positive and finite; got {initial_std!r}.")
+        initial_std = check_number("initial_std", initial_std, above=0)
         self.log_std = nn.Parameter(torch.full_like(self.weight, math.log(initial_std)))
 
     @property

@@ -1,6 +1,6 @@
 """The prediction of a positive target whose logarithm was modelled: a mixture of log-normal distributions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +31,11 @@ class LogPrediction:
         return self.log.passes_used
 
     @property
+    def masks(self) -> str | None:
+        """As in `RegressionPrediction`."""
+        return self.log.masks
+
+    @property
     def outputs(self) -> Tensor:
         """The means of the passes (K, N, ...)."""
         return (self.log.outputs + self.log._variance() / 2).clamp(max=_MOST).exp()
@@ -58,9 +63,11 @@ class LogPrediction:
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log-density of `y` (N, ...), outputs of a row jointly -> (N,); minus infinity for what is not positive."""
-        inside = (y > 0).reshape(len(y), -1).all(1)
-        logs = torch.where(y > 0, y, 1.0).log()
-        return torch.where(inside, self.log.log_prob(logs) - logs.reshape(len(y), -1).sum(1), -torch.inf)
+        return self._in_units_of(y, self.log.log_prob)
+
+    def log_likelihood(self, y: Tensor) -> Tensor:
+        """The same in each pass (K, N)."""
+        return self._in_units_of(y, self.log.log_likelihood)
 
     def cdf(self, y: Tensor) -> Tensor:
         """P(Y <= y) for every output by itself (N, ...)."""
@@ -78,3 +85,10 @@ class LogPrediction:
     def sample(self, n: int, *, seed: int | None = None) -> Tensor:
         """`n` draws for every row (n, N, ...)."""
         return self.log.sample(n, seed=seed).clamp(max=_MOST).exp()
+
+    @staticmethod
+    def _in_units_of(y: Tensor, density: Callable[[Tensor], Tensor]) -> Tensor:
+        """Log-density of `y` (N, ...) from that of its logarithm, which gives (..., N)."""
+        inside = (y > 0).reshape(len(y), -1).all(1)
+        logs = torch.where(y > 0, y, 1.0).log()
+        return torch.where(inside, density(logs) - logs.reshape(len(y), -1).sum(1), -torch.inf)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from bbalpha.checks import check_call, check_count, check_share, check_widths
+
 
 def mlp(
     sizes: Sequence[int],
@@ -31,11 +33,12 @@ def mlp(
       (3): Linear(in_features=50, out_features=1, bias=True)
     )
     """
-    if len(sizes) < 2 or any(n < 1 for n in sizes):
+    sizes = check_widths("sizes", sizes)
+    if len(sizes) < 2:
         raise ValueError(f"`sizes` must hold at least two positive widths, inputs to outputs; got {list(sizes)}.")
-    for name, rate in (("dropout", dropout), ("input_dropout", input_dropout)):
-        if rate is not None and not 0 <= rate < 1:
-            raise ValueError(f"`{name}` must be a rate in [0, 1); got {rate}.")
+    dropout = check_share("dropout", dropout)
+    input_dropout = None if input_dropout is None else check_share("input_dropout", input_dropout)
+    check_call("activation", activation)
     rates = [dropout if input_dropout is None else input_dropout] + [dropout] * (len(sizes) - 2)
     layers: list[nn.Module] = []
     for i, rate in enumerate(rates):
@@ -52,6 +55,8 @@ def cnn(*, n_classes: int = 10, dropout: float = 0.5, filters: int = 32, hidden:
 
     Two 3 x 3 convolutions, 2 x 2 max pooling, one hidden dense layer.
     """
+    n_classes, filters = check_count("n_classes", n_classes), check_count("filters", filters)
+    hidden, dropout = check_count("hidden", hidden), check_share("dropout", dropout)
     return nn.Sequential(
         nn.Conv2d(1, filters, 3),
         nn.ReLU(),

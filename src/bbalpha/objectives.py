@@ -12,6 +12,10 @@ prediction is scored by). Add the prior (`bbalpha.prior_kl`) and that is the who
 Axes: K passes first, then N data points: outputs are (K, N, ...), targets (N, ...).
 
     loss = cross_entropy(outputs, target, alpha=0.5)   # (K, N, C), (N,) -> ()
+
+Beyond the paper: with `groups`, the losses of the rows of a group are summed inside the log-sum-exp, so that the passes
+are weighed by how well they do on the group together. That asks for passes that are functions, ``masks="shared"``.
+Groups of one row are the paper; alpha = 0 and K = 1 give the same for every grouping.
 """
 
 import math
@@ -22,18 +26,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bbalpha._join import Join, joined_now
 from bbalpha._torch import apply_function
 from bbalpha.checks import (
     check_alpha,
+    check_call,
     check_class_axis,
+    check_count,
     check_floating,
     check_number,
     check_outputs,
     check_passes,
     check_precision,
     check_real,
+    check_row_groups,
     check_same_shape,
     check_weight,
+    check_whole,
     readable,
 )
 
@@ -45,15 +54,24 @@ Positions = Literal["independent", "joint"]
 
 
 def alpha_loss(
-    losses: Tensor, alpha: float, *, sample_weight: Tensor | None = None, reduction: Reduction = "mean"
+    losses: Tensor,
+    alpha: float,
+    *,
+    groups: Tensor | None = None,
+    sample_weight: Tensor | None = None,
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """The alpha objective of per-pass losses, Eq. 7 without the prior term.
 
     Args:
         losses: l(y_n, f_k), minus the log-likelihood of data point n in pass k, up to a constant (K, N).
         alpha: Any finite number; 0 is the mean over passes, 1 the log of the mean likelihood.
-        sample_weight: A weight per data point, applied outside the log (N,). "mean" is then the weighted mean.
-        reduction: "mean" or "sum" over data points, or "none" for (N,).
+        groups: The group of each data point, whole numbers (N,): the losses of a group are summed inside the log, which
+            means something where the passes share their masks. None takes each point by itself, as the paper does.
+        sample_weight: A weight per data point, applied outside the log (N,), and so the same for all points of a group.
+            "mean" is then the weighted mean.
+        reduction: "mean" or "sum" over data points, or "none" for (N,), with `groups` (G,) in ascending order of these.
+            "mean" divides by the number of data points, not of groups.
 
     Returns:
         () or (N,). The gradient with respect to `losses` is softmax(-alpha * losses) over the passes.
@@ -67,7 +85,7 @@ def alpha_loss(
     if losses.ndim != 2:
         raise ValueError(f"`losses` must have shape (K, N): passes first, then data points; got {tuple(losses.shape)}.")
     check_passes("losses", losses)
-    return _reduce(_log_mean_exp(losses, alpha), sample_weight, reduction)
+    return _reduce(losses, alpha, sample_weight, reduction, groups=groups)
 
 
 # ------------------------------------------------------------------------------ the likelihoods
@@ -81,6 +99,7 @@ def cross_entropy(
     class_axis: int | None = None,
     positions: Positions = "independent",
     ignore_index: int = -100,
+    groups: Tensor | None = None,
     sample_weight: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
@@ -96,6 +115,7 @@ def cross_entropy(
         positions: With pixels or tokens: "independent" puts every position through its own log-sum-exp,
             "joint" first sums the log-likelihood over a data point's positions.
         ignore_index: Positions with this class index do not count.
+        groups: The group of each data point (N,), as in `alpha_loss`; pixels and tokens need ``positions="joint"``.
         sample_weight: A weight per data point (N,), outside the log.
         reduction: "mean" (over data points, or over positions that count), "sum" or "none".
 
@@ -108,6 +128,8 @@ def cross_entropy(
     """
     alpha = check_alpha(alpha)
     check_outputs(outputs, least=3)
+    ignore_index = check_whole("ignore_index", ignore_index)
+    check_real("target", target)
     class_axis = _class_axis(outputs, target) if class_axis is None else check_class_axis(class_axis, outputs)
     log_probs = F.log_softmax(_wide(outputs), dim=class_axis).movedim(class_axis, -1)  # (K, N, ..., C)
     index_shape = outputs.shape[1:class_axis] + outputs.shape[class_axis + 1 :]  # (N, ...)
@@ -123,7 +145,7 @@ def cross_entropy(
             f"`target` must hold class indices {tuple(index_shape)} or class weights "
             f"{tuple(outputs.shape[1:])} for `outputs` {tuple(outputs.shape)}; got {tuple(target.shape)}.{hint}"
         )
-    return _over_positions(losses, counts, alpha, positions, sample_weight, reduction)
+    return _over_positions(losses, counts, alpha, positions, sample_weight, reduction, groups)
 
 
 def binary_cross_entropy(
@@ -132,6 +154,7 @@ def binary_cross_entropy(
     alpha: float = 0.5,
     *,
     positions: Positions = "independent",
+    groups: Tensor | None = None,
     sample_weight: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
@@ -142,6 +165,7 @@ def binary_cross_entropy(
         target: 0 or 1, or a probability between, of the shape of ``outputs[0]`` (N, ...).
         alpha: Any finite number; 0 is MC dropout as usual.
         positions: With more axes than N (several labels, pixels): as in `cross_entropy`.
+        groups: The group of each data point (N,), as in `cross_entropy`.
         sample_weight: A weight per data point (N,), outside the log.
         reduction: "mean", "sum" or "none".
 
@@ -161,7 +185,7 @@ def binary_cross_entropy(
     losses = F.binary_cross_entropy_with_logits(
         logits, target.to(logits.dtype).expand_as(logits), reduction="none"
     )  # (K, N, ...)
-    return _over_positions(losses, None, alpha, positions, sample_weight, reduction)
+    return _over_positions(losses, None, alpha, positions, sample_weight, reduction, groups)
 
 
 def gaussian_nll(
@@ -170,6 +194,7 @@ def gaussian_nll(
     alpha: float = 0.5,
     *,
     precision: float | Tensor,
+    groups: Tensor | None = None,
     sample_weight: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
@@ -184,6 +209,7 @@ def gaussian_nll(
         alpha: Any finite number; 0 is MC dropout as usual.
         precision: tau, one over the noise variance: a number, or a tensor (learned, or predicted per point)
             that broadcasts to the shape of `outputs`.
+        groups: The group of each data point (N,), as in `alpha_loss`.
         sample_weight: A weight per data point (N,), outside the log.
         reduction: "mean", "sum" or "none" over data points; output dimensions are always summed.
 
@@ -202,7 +228,7 @@ def gaussian_nll(
     log_tau = tau.log() if isinstance(tau, Tensor) else math.log(tau)
     losses = gaussian_losses(outputs, target.to(outputs.dtype), tau, log_tau)  # (K, N, D)
     losses = losses.flatten(2).sum(2) if losses.ndim > 2 else losses  # (K, N)
-    return _reduce(_log_mean_exp(losses, alpha), sample_weight, reduction)
+    return _reduce(losses, alpha, sample_weight, reduction, groups=groups)
 
 
 def gaussian_losses(outputs: Tensor, target: Tensor, tau: float | Tensor, log_tau: float | Tensor) -> Tensor:
@@ -225,13 +251,18 @@ class AlphaLoss(nn.Module):
     that mixes rows, as one does by broadcasting (R, 1) against (R,), is refused. It should be minus a log-likelihood:
     the objective is not scale-invariant (nn.MSELoss stands for a noise precision of 2).
 
+    With a `group_size`, so many rows of the batch, as they come, are a group (`alpha_loss`); the last may be smaller.
+
     >>> objective = AlphaLoss(nn.SmoothL1Loss(reduction="none"), alpha=0.5)
     >>> objective(torch.zeros(10, 3, 2), torch.ones(3, 2))             # two outputs, 0.5 each
     tensor(1.)
     """
 
-    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], alpha: float = 0.5) -> None:
+    group_size = 1
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], alpha: float = 0.5, *, group_size: int = 1) -> None:
         super().__init__()
+        check_call("loss", loss)
         if getattr(loss, "reduction", "none") != "none":
             raise ValueError(
                 f'`loss` must keep one value per data point; got reduction="{loss.reduction}". '  # type: ignore[attr-defined]
@@ -239,6 +270,8 @@ class AlphaLoss(nn.Module):
             )
         self.loss = loss
         self.alpha = check_alpha(alpha)
+        if check_count("group_size", group_size) > 1:  # else told by `fit` as it was before there were groups
+            self.group_size = group_size
         self._tried: set[tuple[torch.Size, torch.Size]] = set()  # shapes of a row for which rows do not mix
 
     def forward(self, outputs: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
@@ -257,7 +290,8 @@ class AlphaLoss(nn.Module):
                 'Build it with reduction="none".'
             )
         self._check_rows(*rows, losses)
-        return alpha_loss(losses.reshape(K, N, -1).sum(2), self.alpha, sample_weight=sample_weight)
+        groups = _in_a_row(target, self.group_size)
+        return alpha_loss(losses.reshape(K, N, -1).sum(2), self.alpha, groups=groups, sample_weight=sample_weight)
 
     @torch.no_grad()
     def _check_rows(self, outputs: Tensor, target: Tensor, losses: Tensor) -> None:
@@ -282,17 +316,20 @@ class AlphaLoss(nn.Module):
 
     def extra_repr(self) -> str:
         """The alpha shown by print."""
-        return f"alpha={self.alpha}"
+        return f"alpha={self.alpha}{_told(self.group_size)}"
 
 
 class CrossEntropy(nn.Module):
     """`cross_entropy` as a callable (outputs, target) -> (), with its options held.
 
-    Outputs are logits, or a mapping with "logits" as the models of transformers return.
+    Outputs are logits, or a mapping with "logits" as the models of transformers return. With a `group_size`, so many
+    rows of the batch, as they come, are a group (`alpha_loss`); the last may be smaller.
 
     >>> CrossEntropy(alpha=1.0)(torch.zeros(10, 3, 4), torch.tensor([0, 1, 3]))
     tensor(1.3863)
     """
+
+    group_size = 1
 
     def __init__(
         self,
@@ -301,12 +338,18 @@ class CrossEntropy(nn.Module):
         class_axis: int | None = None,
         positions: Positions = "independent",
         ignore_index: int = -100,
+        group_size: int = 1,
     ) -> None:
         super().__init__()
         self.alpha = check_alpha(alpha)
+        if check_count("group_size", group_size) > 1:  # else told by `fit` as it was before there were groups
+            self.group_size = group_size
+        if class_axis is not None:
+            check_whole("class_axis", class_axis)
+        _check_positions(positions)
         self.class_axis = class_axis
         self.positions: Positions = positions
-        self.ignore_index = ignore_index
+        self.ignore_index = check_whole("ignore_index", ignore_index)
 
     def forward(
         self, outputs: Tensor | Mapping[str, Tensor], target: Tensor, sample_weight: Tensor | None = None
@@ -314,12 +357,12 @@ class CrossEntropy(nn.Module):
         """Mean alpha loss of the logits `outputs` (K, N, C)."""
         return cross_entropy(
             logits_of(outputs), target, self.alpha, class_axis=self.class_axis, positions=self.positions,
-            ignore_index=self.ignore_index, sample_weight=sample_weight,
+            ignore_index=self.ignore_index, groups=_in_a_row(target, self.group_size), sample_weight=sample_weight,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
         """The alpha shown by print."""
-        return f"alpha={self.alpha}"
+        return f"alpha={self.alpha}{_told(self.group_size)}"
 
 
 class GaussianNLL(nn.Module):
@@ -330,6 +373,7 @@ class GaussianNLL(nn.Module):
         precision: "learned" holds log tau as a parameter (give `objective.parameters()` to the optimiser
             too), a number fixes it, "predicted" expects outputs = (mean, log_precision), each (K, N, D), or a
             mapping with "loc" and "scale", the standard deviation of the noise.
+        group_size: So many rows of the batch, as they come, are a group (`alpha_loss`); the last may be smaller.
 
     >>> objective = GaussianNLL(alpha=0.5)                             # learned
     >>> [name for name, _ in objective.named_parameters()], objective.precision.item()
@@ -337,10 +381,19 @@ class GaussianNLL(nn.Module):
     """
 
     log_precision: Tensor | None
+    group_size = 1
 
-    def __init__(self, alpha: float = 0.5, precision: float | Literal["learned", "predicted"] = "learned") -> None:
+    def __init__(
+        self,
+        alpha: float = 0.5,
+        precision: float | Literal["learned", "predicted"] = "learned",
+        *,
+        group_size: int = 1,
+    ) -> None:
         super().__init__()
         self.alpha = check_alpha(alpha)
+        if check_count("group_size", group_size) > 1:  # else told by `fit` as it was before there were groups
+            self.group_size = group_size
         self.source: Literal["learned", "fixed", "predicted"]
         if precision == "learned":
             self.source, self.log_precision = "learned", nn.Parameter(torch.zeros(()))
@@ -374,11 +427,12 @@ class GaussianNLL(nn.Module):
             mean, precision = outputs, self.precision
         else:
             raise TypeError(f"`outputs` must be a tensor (K, N, D); got {type(outputs).__name__}.")
-        return gaussian_nll(mean, target, self.alpha, precision=precision, sample_weight=sample_weight)
+        groups = _in_a_row(target, self.group_size)
+        return gaussian_nll(mean, target, self.alpha, precision=precision, groups=groups, sample_weight=sample_weight)
 
     def extra_repr(self) -> str:
         """The alpha and the source of the precision shown by print."""
-        return f"alpha={self.alpha}, precision={self.source}"
+        return f"alpha={self.alpha}, precision={self.source}{_told(self.group_size)}"
 
 
 # ------------------------------------------------------------------------------ the log-sum-exp
@@ -498,6 +552,11 @@ def _index_losses(log_probs: Tensor, target: Tensor, ignore_index: int) -> tuple
     return losses.masked_fill(ignored, 0.0), ~ignored
 
 
+def _check_positions(positions: Any) -> None:
+    if positions not in ("independent", "joint"):
+        raise ValueError(f'`positions` must be "independent" or "joint"; got {positions!r}.')
+
+
 def _over_positions(
     losses: Tensor,
     counts: Tensor | None,
@@ -505,34 +564,82 @@ def _over_positions(
     positions: Positions,
     sample_weight: Tensor | None,
     reduction: Reduction,
+    groups: Tensor | None,
 ) -> Tensor:
     """The alpha objective of (K, N, ...) losses whose trailing axes are positions of a data point."""
-    if positions not in ("independent", "joint"):
-        raise ValueError(f'`positions` must be "independent" or "joint"; got {positions!r}.')
+    _check_positions(positions)
     if positions == "joint" and losses.ndim > 2:
         losses = losses.flatten(2).sum(2)  # (K, N): one likelihood a data point
         counts = None if counts is None else counts.flatten(1).any(1)
-    return _reduce(_log_mean_exp(losses, alpha), sample_weight, reduction, counts)
+    if groups is not None and losses.ndim > 2:
+        raise ValueError(
+            f"`groups` needs one likelihood a data point; got {tuple(losses.shape[2:])} positions of each. "
+            'Use positions="joint".'
+        )
+    return _reduce(losses, alpha, sample_weight, reduction, counts, groups)
 
 
-def _reduce(values: Tensor, sample_weight: Tensor | None, reduction: Reduction, counts: Tensor | None = None) -> Tensor:
-    """Sum, mean or nothing over (N, ...) values; `counts` says which of them are real."""
+def _reduce(
+    losses: Tensor,
+    alpha: float,
+    sample_weight: Tensor | None,
+    reduction: Reduction,
+    counts: Tensor | None = None,
+    groups: Tensor | None = None,
+) -> Tensor:
+    """The alpha objective of (K, N, ...) losses, summed, averaged or neither; `counts` says which of them are real."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'`reduction` must be "mean", "sum" or "none"; got {reduction!r}.')
-    total: Tensor | int = values.numel() if counts is None else counts.sum()
+    losses = _wide(losses)
+    total: Tensor | int = losses[0].numel() if counts is None else counts.sum()
     weight = None
     if sample_weight is not None:
-        weight = check_weight(sample_weight, values).expand_as(values)
+        weight = check_weight(sample_weight, losses[0]).expand_as(losses[0])
         total = (weight if counts is None else weight * counts).sum()
+    if groups is not None:
+        losses, weight = _grouped(losses, groups, weight)
+    values, join = _log_mean_exp(losses, alpha), joined_now()
+    if join is not None:
+        values = join.passes(values, lambda several: _log_mean_exp(several, alpha))
+        total = join.total(total) if reduction == "mean" else total
     if reduction != "mean":
         values = values if weight is None else values * weight
-        return values if reduction == "none" else values.sum()
+        return values if reduction == "none" else _sum(values, join)
     if (not isinstance(total, Tensor) or readable(total)) and not total > 0:
         raise ValueError(
             'reduction="mean" needs at least one data point that counts, with a positive weight; got none. '
             'Skip the empty batch, or use "sum".'
         )
-    return (values / total if weight is None else values * (weight / total)).sum()  # the sum itself may overflow
+    return _sum(values / total if weight is None else values * (weight / total), join)  # the sum itself may overflow
+
+
+def _sum(values: Tensor, join: Join | None) -> Tensor:
+    return values.sum() if join is None else join.sum(values.sum())
+
+
+def _grouped(losses: Tensor, groups: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The losses of each group (K, G), and the weight that its data points have in common (G,)."""
+    place, count = check_row_groups(groups, losses.shape[1])
+    place = place.to(losses.device)
+    joint = losses.new_zeros((losses.shape[0], count)).index_add(1, place, losses)
+    if weight is None:
+        return joint, None
+    shared = weight.new_zeros(count).scatter(0, place, weight)  # that of any of them
+    if readable(weight) and not bool((shared[place] == weight).all()):
+        raise ValueError(
+            "`sample_weight` must be the same for all data points of a group, as it stands outside the log; got some "
+            "that differ. Put points of other weights into other groups."
+        )
+    return joint, shared
+
+
+def _in_a_row(target: Tensor, size: int) -> Tensor | None:
+    """Groups of `size` consecutive rows (N,); None for groups of one."""
+    return None if size == 1 else torch.arange(len(target), device=target.device) // size
+
+
+def _told(group_size: int) -> str:
+    return f", group_size={group_size}" if group_size > 1 else ""
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

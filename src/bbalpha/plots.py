@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bbalpha.checks import check_inner_share
+from bbalpha.checks import check_count, check_inner_share, check_real
 from bbalpha.metrics import Reliability, RiskCoverage
 from bbalpha.predictive import RegressionPrediction
 
@@ -52,7 +52,10 @@ def regression_bands(
         ax: Where to draw.
     """
     check_inner_share("coverage", coverage)
-    if prediction.outputs[0].numel() != len(x) or x.numel() != len(x):
+    check_real("x", x)
+    if data is not None and not (isinstance(data, (tuple, list)) and len(data) == 2):
+        raise ValueError(f"`data` must be a pair of tensors, inputs and targets; got {type(data).__name__}.")
+    if x.ndim == 0 or prediction.outputs[0].numel() != len(x) or x.numel() != len(x):
         raise ValueError(
             f"`x` and `prediction` must be one number a row; got {tuple(x.shape)} and {tuple(prediction.mean.shape)}."
         )
@@ -135,6 +138,7 @@ def entropy_histogram(
         ax: Where to draw.
     """
     _check_curves(entropies)
+    n_bins = check_count("n_bins", n_bins)
     ax = _axes(ax)
     values = {label: _numbers(e.flatten()) for label, e in entropies.items()}
     edges = np.linspace(0, max(max(float(v.max()) for v in values.values()), 1e-9), n_bins + 1)

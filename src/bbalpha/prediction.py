@@ -18,7 +18,7 @@ from bbalpha._engine.inputs import BatchDim
 from bbalpha._engine.planning import Masks
 from bbalpha._engine.selection import Sites
 from bbalpha._engine.settling import Settling, State, Where, classes_settled, mixture_settled
-from bbalpha.checks import check_class_axis, check_number, check_precision
+from bbalpha.checks import check_class_axis, check_flag, check_number, check_precision
 from bbalpha.objectives import logits_of, mean_and_log_precision
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
 
@@ -39,6 +39,7 @@ def predict_classification(
     sites: Sites | None = None,
     seed: int | None = None,
     temperature: float = 1.0,
+    keep_passes: bool = False,
     class_axis: int | None = None,
     output: Output = None,
     batch_dim: BatchDim = 0,
@@ -62,6 +63,8 @@ def predict_classification(
         sites: The random sites that draw, the others off; as in `bbalpha.sample`.
         seed: None draws from torch's global generator; an int leaves it untouched.
         temperature: Divides the logits of every pass; see `bbalpha.calibration.fit_temperature`.
+        keep_passes: Also keep the log-probabilities of each pass, K * N * C numbers: `pass_log_probs`. Of shared masks
+            they say what rows do together (`bbalpha.joint_log_prob`, `bbalpha.acquisition`).
         class_axis: The axis of the outputs (K, N, ...) that holds the classes: -1 for tokens (N, T, C), 2 for
             (N, C, L); None is 2 where it is no choice, and must be given for these.
         output: What to read of a model that returns several things: an int for a tuple, a str for a mapping or an
@@ -78,16 +81,43 @@ def predict_classification(
     passes = PassOptions(n_passes, batch_size, masks, seed, balanced, batch_dim, progress, sites)
 
     settling = _settling_classes(tolerance, passes, class_axis)
+    if check_flag("keep_passes", keep_passes) and settling is not None:
+        raise ValueError(
+            f"`keep_passes` needs the same passes for all rows; got tolerance={tolerance!r}. Leave `tolerance` out."
+        )
 
     def reduce(groups: Iterator[Any], where: Where) -> State:
         logits = (as_logits(pick(g, output), class_axis) / temperature for g in groups)
         axis = 2 if class_axis is None else class_axis
-        sums = _sum_logits(logits, axis, where, with_squares=settling is not None)
+        kept: list[Tensor] | None = [] if keep_passes else None
+        sums = _sum_logits(logits, axis, where, with_squares=settling is not None, kept=kept)
+        if kept is not None:  # rows first, as all that is collected
+            return *_divided(sums, passes.count), torch.cat(kept).transpose(0, 1)
         return _divided(sums, passes.count) if settling is None else sums
 
-    log_probs, expected_entropy, votes, *used = collect(model, x, passes, reduce, row_axis=0, settling=settling)
+    log_probs, expected_entropy, votes, *more = collect(model, x, passes, reduce, row_axis=0, settling=settling)
     axis, drawn = _class_axis_of_rows(class_axis, log_probs), n_passes is not None
-    return ClassificationPrediction(log_probs, expected_entropy, votes, passes.count, axis, drawn, *used)
+    used = more[0] if settling is not None else None
+    each = more[0].transpose(0, 1) if keep_passes else None
+    return ClassificationPrediction(log_probs, expected_entropy, votes, passes.count, axis, drawn, used, masks, each)
+
+
+def classification_of(outputs: Any, *, class_axis: int | None = None) -> ClassificationPrediction:
+    """The predictive distribution over classes of passes that were run already.
+
+    Args:
+        outputs: Logits (K, N, C), pixels or tokens, as `bbalpha.sample` gives them, or a mapping with "logits".
+        class_axis: As in `predict_classification`.
+
+    >>> classification_of(torch.zeros(10, 3, 4)).probs[0]
+    tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
+    logits = as_logits(outputs, class_axis)
+    axis = 2 if class_axis is None else class_axis
+    sums = _sum_logits(iter((logits,)), axis, Where(0), with_squares=False)
+    log_probs, expected_entropy, votes = _divided(sums, len(logits))
+    axis = _class_axis_of_rows(class_axis, log_probs)
+    return ClassificationPrediction(log_probs, expected_entropy, votes, len(logits), axis)
 
 
 def predict_regression(
@@ -97,6 +127,7 @@ def predict_regression(
     n_passes: int | None = 100,
     precision: float | Tensor | Literal["predicted"] | None = None,
     tolerance: float | None = None,
+    threshold: float | None = None,
     batch_size: int | None = None,
     masks: Masks = "per_example",
     balanced: bool = True,
@@ -119,6 +150,8 @@ def predict_regression(
             `GaussianNLL.precision`); "predicted" by the model; None knows no noise: aleatoric 0, no density.
         tolerance: As in `predict_classification`, such as 0.2: a row is done as soon as its mean and the ends of its
             90 % interval are known to about so many of its standard deviations.
+        threshold: With a tolerance: the number that decides, such as a limit that the target must not pass. A row whose
+            mean could as well be on its other side goes on, as a row between two classes does.
         batch_size: Rows at a time; None chooses by memory.
         masks: "per_example", or "shared" by all rows: then one `seed` gives the same for every `batch_size`.
         balanced: As in `bbalpha.sample`: masks drawn together, for less noise at equal K; False draws each by itself.
@@ -136,13 +169,15 @@ def predict_regression(
     """
     if isinstance(precision, str) and precision != "predicted":
         raise ValueError(f'`precision` must be None, a number, a tensor or "predicted"; got {precision!r}.')
+    if precision is not None and not isinstance(precision, (str, Tensor)):
+        precision = check_number("precision", precision, above=0)
     predicted = isinstance(precision, str)
     passes = PassOptions(n_passes, batch_size, masks, seed, balanced, batch_dim, progress, sites)
 
-    settling = _settling_mixture(tolerance, passes, precision)
+    settling = _settling_mixture(tolerance, threshold, passes, precision)
 
     def reduce(groups: Iterator[Any], where: Where) -> State:
-        parts = [_means(pick(g, output), predicted=predicted) for g in groups]
+        parts = [as_means(pick(g, output), predicted=predicted) for g in groups]
         joined = tuple(torch.cat(ts) if len(ts) > 1 else ts[0] for ts in zip(*parts, strict=True))
         _check_finite(joined, where)
         return joined
@@ -156,16 +191,19 @@ def predict_regression(
     else:
         tau = None if precision is None else collected[0].new_tensor(precision)
     used = None if settling is None else collected[-1][0]
-    return RegressionPrediction(collected[0], tau, n_passes is not None, used)
+    return RegressionPrediction(collected[0], tau, n_passes is not None, used, masks=masks)
 
 
 # ------------------------------------------------------------------------------ helpers
 
 
-def _sum_logits(groups: Iterator[Tensor], class_axis: int, where: Where, *, with_squares: bool) -> State:
+def _sum_logits(
+    groups: Iterator[Tensor], class_axis: int, where: Where, *, with_squares: bool, kept: list[Tensor] | None = None
+) -> State:
     """Log of the summed probabilities, summed entropies and votes of (K, n, C, ...) logits that come in groups.
 
     With the squares, as the last: how far the probabilities of the passes are from their mean, squared and summed.
+    Log-probabilities are put into `kept`, part by part (k, n, C, ...).
     Classes are moved in front of the rows: operations over a short last axis are ten times slower.
     """
     log_sum, entropy, votes, squares = torch.tensor(-math.inf), *(torch.zeros(()) for _ in range(3))
@@ -175,6 +213,8 @@ def _sum_logits(groups: Iterator[Tensor], class_axis: int, where: Where, *, with
         for logits in group.split(max(1, _BLOCK // max(1, group[0].numel()))):
             log_p = F.log_softmax(logits.movedim(axis, 1).contiguous(), 1)  # (k, C, n, ...)
             p = log_p.exp()
+            if kept is not None:
+                kept.append(log_p.movedim(1, axis))
             total = p.sum(0)
             if bool(total.isnan().any()):
                 _check_finite((log_p.movedim(1, axis),), replace(where, first=where.first + first), infinite=True)
@@ -226,10 +266,13 @@ def _settling_classes(tolerance: float | None, passes: PassOptions, class_axis: 
 
 
 def _settling_mixture(
-    tolerance: float | None, passes: PassOptions, precision: float | Tensor | str | None
+    tolerance: float | None, threshold: float | None, passes: PassOptions, precision: float | Tensor | str | None
 ) -> Settling | None:
     """When the rows of a regression are settled; None without a tolerance."""
+    limit = None if threshold is None else check_number("threshold", threshold)
     if tolerance is None:
+        if limit is not None:
+            raise ValueError(f"`threshold` goes with `tolerance`; got {limit} without one. Give `tolerance=0.2`, say.")
         return None
     bound = _check_tolerance(tolerance, passes)
 
@@ -239,7 +282,7 @@ def _settling_mixture(
     def settled(parts: State, k: int, where: Where) -> Tensor:
         outputs = parts[0]
         variance = parts[1].neg().exp() if len(parts) > 1 else _noise_of_rows(precision, outputs, where)
-        return mixture_settled(outputs, variance, tolerance=bound, balanced=passes.balanced)
+        return mixture_settled(outputs, variance, tolerance=bound, balanced=passes.balanced, threshold=limit)
 
     def finished(parts: State, k: int) -> State:  # k passes, each K / k times: the same mixture
         return tuple(t.repeat(passes.count // k, *[1] * (t.ndim - 1)) if k < passes.count else t for t in parts)
@@ -327,7 +370,7 @@ def as_logits(outputs: Any, class_axis: int | None) -> Tensor:
     return logits
 
 
-def _means(outputs: Any, *, predicted: bool) -> tuple[Tensor, ...]:
+def as_means(outputs: Any, *, predicted: bool) -> tuple[Tensor, ...]:
     """Means (G, n, ...), and log precisions if these are predicted too."""
     if not predicted:
         pair = isinstance(outputs, (tuple, list)) and len(outputs) == 2

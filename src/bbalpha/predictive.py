@@ -12,14 +12,15 @@ mixture, not of a Gaussian with the same moments; its variance is epistemic (of 
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from bbalpha import _student
-from bbalpha.checks import check_count, check_inner_share, check_precision
-from bbalpha.objectives import alpha_loss, gaussian_losses
+from bbalpha.checks import check_any_seed, check_count, check_inner_share, check_precision, check_whole
+from bbalpha.objectives import alpha_loss, class_losses, gaussian_losses
 
 _BLOCK = 2**18  # numbers worked on at a time: what stays in the cache
 
@@ -36,6 +37,8 @@ class ClassificationPrediction:
         class_axis: The axis of `log_probs` and `votes` that holds the classes.
         drawn: Whether passes were drawn; where none were asked for, there is no spread, rather than an unknown one.
         used: How many passes each row had (N,); None if all had K.
+        masks: "shared" by all rows, then every pass is one function; "per_example"; None where nobody knows.
+        pass_log_probs: Log-probabilities of each pass (K, N, C, ...), where they were kept.
 
     >>> probs = torch.tensor([[[0.9, 0.1]], [[0.1, 0.9]]])             # two passes that contradict each other
     >>> p = ClassificationPrediction(probs.mean(0).log(), torch.tensor([0.3251]), torch.tensor([[0.5, 0.5]]), 2)
@@ -50,6 +53,8 @@ class ClassificationPrediction:
     class_axis: int = 1
     drawn: bool = True
     used: Tensor | None = None
+    masks: str | None = None
+    pass_log_probs: Tensor | None = None
 
     @property
     def passes_used(self) -> Tensor:
@@ -86,6 +91,11 @@ class ClassificationPrediction:
         _check_spread("variation_ratio", self.n_passes, self.drawn)
         return 1 - self.votes.amax(self.class_axis)
 
+    @property
+    def pass_probs(self) -> Tensor:
+        """Probabilities of each pass (K, N, C, ...); for `bbalpha.acquisition`."""
+        return self._passes("pass_probs").exp()
+
     def log_prob(self, y: Tensor, *, ignore_index: int = -100) -> Tensor:
         """Log-probability of the classes `y` (N, ...) -> (N, ...).
 
@@ -94,8 +104,19 @@ class ClassificationPrediction:
         """
         classes = self.log_probs.movedim(self.class_axis, -1)
         ignored = _check_labels(y, classes, ignore_index)
-        index = y.long().masked_fill(ignored, 0).unsqueeze(-1)
-        return classes.gather(-1, index).squeeze(-1).masked_fill(ignored, 0.0)
+        return -class_losses(classes, y.long().masked_fill(ignored, 0)).masked_fill(ignored, 0.0)
+
+    def log_likelihood(self, y: Tensor, *, ignore_index: int = -100) -> Tensor:
+        """Log-probability of `y` (N, ...) in each pass, that of all positions of a row together (K, N)."""
+        classes = self._passes("log_likelihood").movedim(self.class_axis + 1, -1)  # (K, N, ..., C)
+        ignored = _check_labels(y, classes[0], ignore_index)
+        losses = class_losses(classes, y.long().masked_fill(ignored, 0)).masked_fill(ignored, 0.0)
+        return -(losses.flatten(2).sum(2) if losses.ndim > 2 else losses)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same prediction on another device."""
+        moved: dict[str, Any] = {name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
 
     def prediction_set(self, coverage: float) -> Tensor:
         """The fewest classes that hold `coverage` of the probability, as bool (N, C, ...); never empty.
@@ -109,6 +130,14 @@ class ClassificationPrediction:
         inside = torch.zeros_like(probs, dtype=torch.bool).scatter(-1, index, before < coverage)
         return inside.movedim(-1, self.class_axis)
 
+    def _passes(self, name: str) -> Tensor:
+        if self.pass_log_probs is None:
+            raise ValueError(
+                f"`{name}` needs the passes one by one; got a prediction that kept their mean alone. Use "
+                'predict_classification(..., masks="shared", keep_passes=True).'
+            )
+        return self.pass_log_probs
+
 
 @dataclass(frozen=True, eq=False)
 class RegressionPrediction:
@@ -120,6 +149,7 @@ class RegressionPrediction:
         drawn: Whether passes were drawn; where none were asked for, there is no spread, rather than an unknown one.
         used: How many passes each row had (N,), numbers that divide K; None if all had K.
         heavy: Passes whose noise is Student's t of four degrees of freedom, of scale tau^-1/2 (K,); None has none.
+        masks: "shared" by all rows, then every pass is one function; "per_example"; None where nobody knows.
 
     >>> p = RegressionPrediction(torch.tensor([[-1.0], [1.0]]), torch.tensor(100.0))   # two passes, one row
     >>> p.mean, p.epistemic_std, p.aleatoric_std
@@ -133,6 +163,7 @@ class RegressionPrediction:
     drawn: bool = True
     used: Tensor | None = None
     heavy: Tensor | None = None
+    masks: str | None = None
 
     def __post_init__(self) -> None:
         if self.precision is not None:
@@ -170,17 +201,12 @@ class RegressionPrediction:
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log-density of `y` (N, ...) under the mixture; outputs of a row jointly -> (N,)."""
-        if self.precision is None:
-            raise ValueError(
-                "`log_prob` needs the precision of the noise; got precision=None. Give predict_regression a number "
-                "(see bbalpha.calibration.fit_precision), or train a model that predicts it."
-            )
-        self._check_target(y)
-        parts = [
-            -alpha_loss(self._losses(outputs.double(), target.double(), precision.double()), 1.0, reduction="none")
-            for outputs, precision, target in self._blocks(self.precision, y)
-        ]
+        parts = [-alpha_loss(losses, 1.0, reduction="none") for losses in self._losses_by_block("log_prob", y)]
         return torch.cat(parts).to(self.outputs.dtype)
+
+    def log_likelihood(self, y: Tensor) -> Tensor:
+        """Log-density of `y` (N, ...) in each pass; outputs of a row jointly -> (K, N)."""
+        return -torch.cat([t.to(self.outputs.dtype) for t in self._losses_by_block("log_likelihood", y)], 1)
 
     def cdf(self, y: Tensor) -> Tensor:
         """P(Y <= y) for every output by itself: uniform on [0, 1] where the model is right (N, ...) -> (N, ...)."""
@@ -199,8 +225,11 @@ class RegressionPrediction:
 
         Without a precision: of the K passes, interpolated.
         """
-        levels = torch.as_tensor(q, dtype=torch.float64, device=self.outputs.device)
-        if levels.ndim > 1 or not bool(((levels > 0) & (levels < 1)).all()):
+        try:
+            levels = torch.as_tensor(q, dtype=torch.float64, device=self.outputs.device)
+        except (TypeError, ValueError, RuntimeError):
+            levels = self.outputs.new_full((), torch.nan)
+        if levels.ndim > 1 or not levels.numel() or not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"`q` must be a number between 0 and 1, or several, both ends left out; got {q!r}.")
         if self.precision is None:
             _check_spread("quantile", len(self.outputs), self.drawn)
@@ -228,10 +257,10 @@ class RegressionPrediction:
 
     def sample(self, n: int, *, seed: int | None = None) -> Tensor:
         """`n` draws for every row, outputs of a row jointly (n, N, ...); of the means alone without a precision."""
-        n = check_count("n", n)
+        n, seed = check_count("n", n), check_any_seed(seed)
         K, N = self.outputs.shape[:2]
         device = self.outputs.device
-        generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+        generator = None if seed is None else torch.Generator(device).manual_seed(seed % 2**64)
         k = torch.randint(K, (n, N), generator=generator, device=device)  # a pass for every draw of a row
         rows = torch.arange(N, device=device)
         mean, scale = self.outputs[k, rows], self._squared_scale()[k, rows].sqrt()
@@ -248,7 +277,14 @@ class RegressionPrediction:
         if not bool((factor > 0).all()):
             raise ValueError(f"`scale` must be positive; got {scale}.")
         precision = None if self.precision is None else self.precision / factor.square()
-        return RegressionPrediction(self.outputs * factor + shift, precision, self.drawn, self.used, self.heavy)
+        return RegressionPrediction(
+            self.outputs * factor + shift, precision, self.drawn, self.used, self.heavy, self.masks
+        )
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same prediction on another device."""
+        moved: dict[str, Any] = {name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
 
     def _by_passes(self, used: Tensor) -> Iterator[tuple[Tensor, "RegressionPrediction"]]:
         """Rows that had equally many passes, and their prediction with each pass once."""
@@ -262,6 +298,17 @@ class RegressionPrediction:
         """Which passes have heavy tails, with the axes of `outputs` (K, 1, ...)."""
         heavy = outputs.new_zeros(len(self.outputs), dtype=torch.bool) if self.heavy is None else self.heavy
         return heavy.view(-1, *[1] * (outputs.ndim - 1))
+
+    def _losses_by_block(self, name: str, y: Tensor) -> Iterator[Tensor]:
+        """Minus the log-density of `y` in each pass, in double precision, by blocks of rows (K, n)."""
+        if self.precision is None:
+            raise ValueError(
+                f"`{name}` needs the precision of the noise; got precision=None. Give predict_regression a number "
+                "(see bbalpha.calibration.fit_precision), or train a model that predicts it."
+            )
+        self._check_target(y)
+        for outputs, precision, target in self._blocks(self.precision, y):
+            yield self._losses(outputs.double(), target.double(), precision.double())
 
     def _losses(self, outputs: Tensor, target: Tensor, tau: Tensor) -> Tensor:
         """Minus the log-density of the targets of each row, jointly (K, N)."""
@@ -373,7 +420,7 @@ def _check_labels(y: Tensor, classes: Tensor, ignore_index: int) -> Tensor:
         raise TypeError(f"`y` must hold integer class indices; got {getattr(y, 'dtype', type(y).__name__)}.")
     if y.shape != classes.shape[:-1]:
         raise ValueError(f"`y` must have the shape of the labels, {tuple(classes.shape[:-1])}; got {tuple(y.shape)}.")
-    ignored = y == ignore_index
+    ignored = y == check_whole("ignore_index", ignore_index)
     unseen = y[((y < 0) | (y >= classes.shape[-1])) & ~ignored]
     if len(unseen):
         raise ValueError(f"`y` must hold classes from 0 to {classes.shape[-1] - 1}; got {int(unseen[0])}.")

@@ -7,7 +7,8 @@ For torch weights M behind dropout with keep probability p (torch divides what i
 The paper's p ||M||^2 is the same for the unscaled weights M / p, and drops the 1/2. DropConnect and Gaussian
 noise of variance (1-p)/p have the same second moment, so the same KL. A learned rate adds minus the entropy of
 its masks; a layer that knows better (`HasPriorKL`) answers for itself. Losses are means over data points, so
-the KL is divided by `n_data`.
+the KL is divided by `n_data`. Weights that are frozen (``requires_grad=False``) are given, not inferred: they have no q
+and no prior, so that fine-tuning an adapter puts the prior on the adapter alone.
 
     loss = bbalpha.cross_entropy(outputs, y) + bbalpha.prior_kl(net, length_scale=1.0, n_data=60_000)
     optimizer = torch.optim.Adam(bbalpha.param_groups(net, length_scale=1.0, n_data=60_000))   # or this
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from bbalpha._engine import kinds
 from bbalpha._engine.sites import INSERTED
 from bbalpha._torch import children
-from bbalpha.checks import check_number
+from bbalpha.checks import check_count, check_flag, check_model, check_number
 from bbalpha.layers import ConcreteDropout, DropConnect
 
 
@@ -46,7 +47,8 @@ def prior_kl(
     """KL of q to the prior N(0, 1/length_scale^2) per data point, up to a constant: add it to the loss.
 
     Args:
-        model: Any module. Weights are its parameters of two or more axes; normalisation layers do not count.
+        model: Any module. Weights are its parameters of two or more axes; those of normalisation layers and those that
+            are frozen do not count.
         length_scale: l; larger pulls the weights closer to 0.
         n_data: N, the rows of the whole training set.
         keep: {parameter name: keep probability}, as in ``audit(model, x).keep``. None reads it off the model:
@@ -62,12 +64,14 @@ def prior_kl(
     >>> prior_kl(net, length_scale=1.0, n_data=10).item()              # 1/(2 * 0.5) * 2 / 10
     0.20000000298023224
     """
-    _check(length_scale, n_data)
+    _check(model, length_scale, n_data)
+    biases = check_flag("biases", biases)
     terms = [parameter.square().sum() * (length_scale**2 / (2 * p)) for parameter, p in _quadratic(model, keep, biases)]
-    terms += [layer.prior_kl(length_scale) for layer in model.modules() if isinstance(layer, HasPriorKL)]
+    own = [layer for layer in model.modules() if isinstance(layer, HasPriorKL)]
+    terms += [layer.prior_kl(length_scale) for layer in own if _is_trained(layer)]
     terms += [-entropy for entropy in _mask_entropies(model)]
     if not terms:
-        raise ValueError(f"`model` must have weights; {type(model).__name__} has none.")
+        raise ValueError(f"`model` must have weights that are not frozen; {type(model).__name__} has none.")
     return torch.stack(terms).sum() / n_data
 
 
@@ -79,13 +83,14 @@ def param_groups(
     Takes the same steps as adding `prior_kl`, but for optimisers that decouple the decay (AdamW).
 
     Returns:
-        One group for each weight decay l^2 / (p n_data), and one without decay for everything else.
+        One group for each weight decay l^2 / (p n_data), and one without decay for everything else that is trained;
+        frozen parameters are in none.
 
     >>> net = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 1))
     >>> [g["weight_decay"] for g in param_groups(net, length_scale=1.0, n_data=10)]
     [0.2, 0.0]
     """
-    _check(length_scale, n_data)
+    _check(model, length_scale, n_data)
     for name, layer in model.named_modules():
         if isinstance(layer, _OTHER_KL):
             raise ValueError(
@@ -97,7 +102,7 @@ def param_groups(
     for parameter, p in _quadratic(model, keep, biases=False):
         groups.setdefault(float(weight_decay(length_scale, p, n_data)), []).append(parameter)
         decayed.add(parameter)
-    groups.setdefault(0.0, []).extend(p for p in model.parameters() if p not in decayed)
+    groups.setdefault(0.0, []).extend(p for p in model.parameters() if p.requires_grad and p not in decayed)
     return [{"params": params, "weight_decay": decay} for decay, params in groups.items() if params]
 
 
@@ -107,6 +112,10 @@ def weight_decay(length_scale: float, keep: float | Tensor, n_data: int) -> floa
     >>> weight_decay(2.0, 0.5, 100)
     0.08
     """
+    check_number("length_scale", length_scale, least=0)
+    check_count("n_data", n_data, most=2**63)
+    if not isinstance(keep, Tensor) and check_number("keep", keep, above=0) > 1:
+        raise ValueError(f"`keep` must be a share in (0, 1]; got {keep!r}.")
     return length_scale**2 / (keep * n_data)
 
 
@@ -116,6 +125,7 @@ def has_quadratic_kl(model: nn.Module) -> bool:
     >>> has_quadratic_kl(nn.Linear(2, 1)), has_quadratic_kl(nn.Sequential(ConcreteDropout(), nn.Linear(2, 1)))
     (True, False)
     """
+    check_model(model)
     return not any(isinstance(layer, _OTHER_KL) for layer in model.modules())
 
 
@@ -126,6 +136,7 @@ def keep_probabilities(model: nn.Module) -> dict[str, float]:
     >>> keep_probabilities(nn.Sequential(nn.Dropout(0.1), nn.Flatten(), nn.Linear(2, 1)))
     {'2.weight': 0.9}
     """
+    check_model(model)
     return {name: math.prod(float(1 - _rate(n)) for n in noises) for name, noises in _feeding(model).items()}
 
 
@@ -221,6 +232,10 @@ def _mask_entropies(model: nn.Module) -> Iterator[Tensor]:
 _OTHER_KL = (HasPriorKL, ConcreteDropout)
 
 
+def _is_trained(layer: nn.Module) -> bool:
+    return any(p.requires_grad for p in layer.parameters())
+
+
 def _quadratic(
     model: nn.Module, keep: Mapping[str, float] | None, biases: bool
 ) -> Iterator[tuple[nn.Parameter, float | Tensor]]:
@@ -239,7 +254,9 @@ def _quadratic(
             if parameter in seen or not counts:
                 continue
             seen.add(parameter)
-            yield parameter, 1.0 if is_bias else known.get(_join(name, leaf), 1.0)
+            p = 1.0 if is_bias else known.get(_join(name, leaf), 1.0)
+            if parameter.requires_grad or (isinstance(p, Tensor) and p.requires_grad):  # a learned rate in front of it
+                yield parameter, p
 
 
 def _check_keep(model: nn.Module, keep: Mapping[str, float] | None) -> dict[str, float]:
@@ -252,7 +269,7 @@ def _check_keep(model: nn.Module, keep: Mapping[str, float] | None) -> dict[str,
     return dict(keep or {})
 
 
-def _check(length_scale: float, n_data: int) -> None:
+def _check(model: nn.Module, length_scale: float, n_data: int) -> None:
+    check_model(model)
     check_number("length_scale", length_scale, least=0)
-    if isinstance(n_data, bool) or not n_data >= 1:
-        raise ValueError(f"`n_data` must be the number of training rows, at least 1; got {n_data!r}.")
+    check_count("n_data", n_data, most=2**63)

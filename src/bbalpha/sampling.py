@@ -59,7 +59,8 @@ def sample(
             or several, each standing for what is inside of it too; a function (name, module) -> bool; "last" for the
             last site that draws in a pass (a module of that name is ``["last"]``); or a share of the sites, from the
             last one back: 0.25 for the last quarter, rounded down, at least one.
-        chunk_size: At most so many passes at a time; their activations are computed again in the backward.
+        chunk_size: At most so many passes at a time; their activations are computed again in the backward. It bounds
+            what lies between inputs and outputs: the outputs of all K passes are held, for a moment twice.
         batch_dim: The axis of `x` that counts the rows; or, in the structure of `x`, one for every input, None for
             inputs that are the same for all rows.
         seed: None draws from torch's global generator; an int leaves it untouched.

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bbalpha._files import Lock
+from bbalpha.data import connections
 from bbalpha.data import download as module
 from bbalpha.data.download import DownloadError, download
 from file_server import running_server
@@ -197,6 +198,86 @@ def test_no_bar_is_made_where_none_is_shown(server, path, monkeypatch):
     monkeypatch.setattr(tqdm.tqdm, "__new__", refuse)
     download([server.url()], path, progress=False)
     download([server.url()], path)
+
+
+OK = b"HTTP/1.0 200 OK\r\n"
+
+
+@pytest.mark.parametrize("head", [OK + b"\r\n", OK + b"Content-Length: 999999999999\r\n\r\n"])
+def test_a_server_that_sends_more_than_the_file_can_have(server, path, head):
+    server.raw, server.endless = head, True
+    with pytest.raises(DownloadError, match=r"must have at most 600000 bytes; it (says|sends more).*was removed"):
+        download([server.url()], path, most=600_000)
+    assert left(path) == []
+
+
+def test_the_most_that_a_file_may_have_is_no_less(server, path):
+    download([server.url()], path, most=len(CONTENT))
+    assert path.read_bytes() == CONTENT
+
+
+def test_what_was_left_of_a_larger_file_does_no_harm(server, path):
+    path.parent.mkdir(parents=True)
+    (path.parent / "partial-file.bin").write_bytes(bytes(2 * len(CONTENT)))
+    download([server.url()], path, sha256=SHA256, most=len(CONTENT))
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_server_that_brings_next_to_nothing_is_left(server, path, monkeypatch):
+    monkeypatch.setattr(module, "GRACE", 0.05)
+    server.raw, server.endless, server.pause = OK + b"\r\n", True, 0.02
+    monkeypatch.setattr(connections, "HEAD", 5.0)
+    with pytest.raises(DownloadError, match="was cut off 5 times"):
+        download([server.url()], path)
+
+
+def test_all_connections_together_have_an_end(server, path, monkeypatch):
+    monkeypatch.setattr(module, "SECONDS", 0.2)
+    server.raw, server.endless = OK + b"\r\n", True
+    with pytest.raises(DownloadError, match="sends too slowly"):
+        download([server.url()], path, most=1 << 40)
+
+
+def test_a_head_that_does_not_end_is_left(server, path, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD", 0.2)
+    server.raw, server.pause = OK + b"X-Long: " + b"x" * 2000, 0.01
+    with pytest.raises(DownloadError, match=r"cannot be reached: no whole answer within 0\.2 seconds"):
+        download([server.url()], path)
+    assert left(path) == []
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        OK + b"Content-Length: many\r\n\r\nabc",
+        OK + b"Content-Length: -5\r\n\r\nabc",
+        OK + b"Content-Length: 1e3\r\n\r\nabc",
+        OK + b"Content-Length: \xff\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n",
+        b"HTTP/1.0 302 Found\r\nLocation: http://[::1\r\n\r\n",
+        b"HTTP/1.0 302 Found\r\nLocation: http://a b/\r\n\r\n",
+        b"HTTP/1.0 302 Found\r\nLocation: ftp://\r\n\r\n",
+        b"HTTP/1.0 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n",
+        b"HTTP/1.0 302 Found\r\nLocation: http://\xff\xfe.example:99999/\r\n\r\n",
+        b"HTTP/1.0 2000 OK\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        b"\0" * 100,
+        b"",
+        OK + b"x" * 70000,
+        OK + b"A: b\r\n" * 200 + b"\r\n",
+    ],
+)
+def test_odd_answers_are_one_sentence(server, path, raw):
+    server.raw = raw
+    with pytest.raises(DownloadError):
+        download([server.url()], path, sha256=SHA256)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://", "http://[", "http://a b", "gopher://a", "http://a:port/"])
+def test_addresses_that_are_none_are_one_sentence(path, url):
+    with pytest.raises(DownloadError, match="cannot be reached"):
+        download([url], path)
 
 
 @contextmanager

@@ -93,6 +93,84 @@ def test_damaged_tables_are_named(tmp_path, name, content):
         table.read(tmp_path / name)
 
 
+def bomb(path, name, size):
+    """An archive of one member, zeros, packed to next to nothing."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(name, "w") as member:
+        for _ in range(size >> 20):
+            member.write(bytes(1 << 20))
+    return path
+
+
+def test_an_archive_that_unpacks_to_more_than_a_table_has_is_refused_unread(tmp_path):
+    table, _, _ = toy_table()
+    for path, name in ((tmp_path / "toy.txt.zip", "toy.txt"), (tmp_path / "toy.npz", "X.npy")):
+        assert bomb(path, name, 64 << 20).stat().st_size < 1 << 17
+        with pytest.raises(
+            ValueError, match=rf"cannot be read: it must hold at most {table.most} bytes; it has 67108864"
+        ):
+            table.read(path)
+    (tmp_path / "toy.txt").write_bytes(bytes(table.most + 1))
+    with pytest.raises(ValueError, match=f"must hold at most {table.most} bytes"):
+        table.read(tmp_path / "toy.txt")
+
+
+def test_a_text_with_endless_rows_is_not_read_to_its_end(tmp_path):
+    table, _, _ = toy_table()
+    (tmp_path / "toy.txt").write_text("1 2 3 4\n" * 50_000)
+    with pytest.raises(ValueError, match=r"got X \(13, 3\)"):
+        table.read(tmp_path / "toy.txt")
+
+
+def test_images_that_unpack_to_more_than_they_are_are_refused(tmp_path):
+    array = np.zeros((3, 28, 28), np.uint8)
+    file = Idx(shape=array.shape, content="0" * 64, sha256="0" * 64, forms=("toy.gz",), urls=())
+    path = toy_idx(tmp_path, array)
+    path.write_bytes(path.read_bytes() + gzip.compress(bytes(1 << 24)))
+    with pytest.raises(ValueError, match=f"cannot be read: it must hold at most {file.most} bytes"):
+        file.read(path)
+
+
+@pytest.mark.parametrize("shape", ["(1000000000000, 13)", "(99999999999999999999,)", "(-1,)"])
+def test_arrays_that_say_they_are_huge_are_named(tmp_path, shape):
+    table, _, y = toy_table()
+    np.savez(tmp_path / "toy.npz", X=np.zeros((12, 3)), y=y)
+    head = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}"
+    member = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + head.ljust(117).encode() + b"\n" + bytes(8)
+    with zipfile.ZipFile(tmp_path / "toy.npz", "w") as archive:
+        archive.writestr("X.npy", member)
+        archive.writestr("y.npy", member)
+    with pytest.raises(ValueError, match=r"toy.npz cannot be read: "):
+        table.read(tmp_path / "toy.npz")
+
+
+@pytest.mark.parametrize("kind", ["locked", "oddly packed", "cut", "elsewhere"])
+def test_odd_archives_are_named(tmp_path, kind):
+    table, X, y = toy_table()
+    path = tmp_path / "toy.txt.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(write_text(tmp_path / "toy.txt", X, y), "toy.txt" if kind != "elsewhere" else "../toy.txt")
+    data = bytearray(path.read_bytes())
+    middle = data.rindex(b"PK\x01\x02")
+    if kind == "locked":
+        data[6] |= 1
+        data[middle + 8] |= 1
+    elif kind == "oddly packed":
+        data[8] = data[middle + 10] = 97
+    elif kind == "cut":
+        del data[40:80]
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"toy.txt.zip cannot be read: "):
+        table.read(path)
+
+
+def test_an_archive_is_read_under_the_names_of_a_download(tmp_path):
+    table, X, y = toy_table()
+    for name in ("partial-toy.txt.zip", f"partial-{'a' * 32}-toy.txt.zip"):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.write(write_text(tmp_path / "toy.txt", X, y), "toy.txt")
+        np.testing.assert_array_equal(table.read(tmp_path / name)[0], X)
+
+
 def test_arrays_under_other_names_and_pickles_are_refused(tmp_path):
     table, X, y = toy_table()
     path = tmp_path / "toy.npz"

@@ -17,7 +17,7 @@ from torch import Tensor
 import bbalpha
 from architectures import Case, random_case
 
-CASES = 60  # about 12 s
+CASES = 30  # about 6 s
 MANY = 5000
 FOUND = (1000682, 1003089, 1003546, 1004049, 3001967, 3028706)  # by longer searches: a mask of one step, stretched
 K = 3

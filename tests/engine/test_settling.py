@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bbalpha
+from bbalpha import networks
 from bbalpha._engine import batches, settling
 from bbalpha._engine.batches import PassOptions
 from bbalpha._engine.settling import classes_settled, mixture_settled, stages
@@ -325,6 +326,40 @@ def test_rules_are_those_of_the_module(balanced):
     zero = outputs.new_zeros(())
     assert mixture_settled(outputs, zero, tolerance=1.02 * needed, **options).tolist() == [True]
     assert mixture_settled(outputs, zero, tolerance=0.98 * needed, **options).tolist() == [False]
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_a_mean_near_the_number_that_decides_is_not_settled(balanced):
+    torch.manual_seed(0)
+    outputs = torch.randn(100_000, 1, dtype=torch.float64)
+    error = (0.5 if balanced else 1.0) * float(outputs.std()) / math.sqrt(1e5)
+    for side in (-1, 1):
+        for errors, done in ((2.9, False), (3.1, True)):
+            limit = float(outputs.mean()) + side * errors * error
+            args = {"tolerance": 1.0, "balanced": balanced, "threshold": limit}
+            assert mixture_settled(outputs, outputs.new_zeros(()), **args).tolist() == [done]
+
+
+def test_rows_that_a_threshold_parts_go_on_and_are_decided_as_by_all_passes():
+    model, x = networks.mlp([4, 50, 50, 1], dropout=0.1), torch.randn(300, 4)
+    options = {"precision": 0.01, "masks": "shared", "seed": 0}
+    whole = bbalpha.predict_regression(model, x, tolerance=1e-12, **options).mean[:, 0]
+    limit = float(whole[150])  # the mean of a row
+    plain = bbalpha.predict_regression(model, x, tolerance=0.5, **options)
+    p = bbalpha.predict_regression(model, x, tolerance=0.5, threshold=limit, **options)
+    wrong = ((plain.mean[:, 0] > limit) != (whole > limit)).sum()
+    assert ((p.mean[:, 0] > limit) != (whole > limit)).sum() < wrong / 2  # some are wrong without it
+    assert p.passes_used[150] == 100
+    assert plain.passes_used.max() == 10 < p.passes_used.double().mean() < 80
+    same = p.passes_used == plain.passes_used
+    assert torch.equal(p.mean[same], plain.mean[same])
+
+
+def test_a_threshold_goes_with_a_tolerance_and_is_a_number():
+    with pytest.raises(ValueError, match=r"`threshold` goes with `tolerance`; got 0\.0 without one"):
+        bbalpha.predict_regression(Mixed(), rows(), threshold=0.0)
+    with pytest.raises(ValueError, match="`threshold` must be a finite number; got nan"):
+        bbalpha.predict_regression(Mixed(), rows(), threshold=math.nan, tolerance=0.1)
 
 
 def test_passes_that_agree_are_settled_however_small_the_tolerance():

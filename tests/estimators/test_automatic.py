@@ -51,6 +51,7 @@ def test_it_chooses_and_tells() -> None:
     told = model.summary()
     assert "predicted noise" in told
     assert told.count("\n") == len(model.trials_) + 1
+    assert len({len(line) for line in told.splitlines()[1:]}) == 1  # columns stand below each other
 
 
 def test_one_argument_gives_the_papers_network() -> None:

@@ -23,21 +23,35 @@ EXPECTED = {
 }
 
 
-def checks(estimator):
-    """The checks of scikit-learn for `estimator`, as pytest parameters."""
+QUICKLY = {  # of the checks, those that the automatic choice may fail where one network does not; the others are slow
+    "check_estimators_nan_inf", "check_estimators_dtypes", "check_fit_idempotent", "check_methods_subset_invariance",
+    "check_dict_unchanged", "check_dont_overwrite_attributes", "check_do_not_raise_errors_in_init_or_set_param",
+}  # fmt: skip
+
+
+def checks(estimator, quickly=None):
+    """The checks of scikit-learn for `estimator`, as pytest parameters; slow but for those named."""
     for instance, check in estimator_checks_generator(estimator, expected_failed_checks=EXPECTED):
         name = getattr(check, "func", check).__name__
-        marks = pytest.mark.skip(reason=EXPECTED[name]) if name in EXPECTED else ()
+        marks = [pytest.mark.skip(reason=EXPECTED[name])] if name in EXPECTED else []
+        marks += [pytest.mark.slow] if quickly is not None and name not in quickly else []
+        kind = "one network" if quickly is None else "automatic"
         if name != "check_array_api_input":  # skips itself
-            yield pytest.param(instance, check, marks=marks, id=f"{type(estimator).__name__}-{name}")
+            yield pytest.param(instance, check, marks=marks, id=f"{type(estimator).__name__}-{kind}-{name}")
+
+
+AUTOMATIC = {"budget": "quick", "epochs": 15, "learning_rate": 0.05, "n_ensemble": 2, "n_predict_passes": 20}
+ONE = {"hidden_layer_sizes": (20,), "dropout": 0.05, "n_ensemble": 1} | AUTOMATIC
 
 
 @pytest.mark.filterwarnings("ignore:Can't check dok sparse matrix")
 @pytest.mark.parametrize(
     ("estimator", "check"),
     [
-        *checks(BBAlphaRegressor(budget="quick", epochs=15, learning_rate=0.05, n_ensemble=2, n_predict_passes=20)),
-        *checks(BBAlphaClassifier(budget="quick", epochs=10, learning_rate=0.05, n_ensemble=2, n_predict_passes=20)),
+        *checks(BBAlphaRegressor(**ONE, noise="constant")),
+        *checks(BBAlphaClassifier(**ONE)),
+        *checks(BBAlphaRegressor(**AUTOMATIC), QUICKLY),
+        *checks(BBAlphaClassifier(**AUTOMATIC | {"epochs": 10}), QUICKLY),
     ],
 )
 def test_scikit_learn_checks(estimator, check):

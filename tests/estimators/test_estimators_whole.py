@@ -16,6 +16,7 @@ import bbalpha
 from bbalpha.checkpoint import Folder, read_folder, write_folder
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor, load_estimator
 from bbalpha.estimators.cv import BBAlphaClassifierCV, BBAlphaRegressorCV
+from bbalpha.estimators.folders import array_of
 from bbalpha.networks import mlp
 
 OURS = [
@@ -289,6 +290,10 @@ def test_a_folder_says_what_is_wrong_with_it(tmp_path):
         ({"fitted": content["fitted"] | {"fit": 1}}, "'fit'"),
         ({"fitted": {k: v for k, v in content["fitted"].items() if k != "x_mean_"}}, "'x_mean_'"),
         ({"fitted": content["fitted"] | {"x_mean_": {"array": torch.zeros(1).double()}}}, r"shape \(2,\); got \(1,\)"),
+        (
+            {"fitted": content["fitted"] | {"n_features_in_": 2**31 - 1}},
+            r"`x_mean_` of .* must have the shape \(2147",
+        ),
         ({"params": content["params"] | {"speed": 3}}, "must hold a whole estimator.*speed"),
     ):
         write_folder(tmp_path / "forged", content | change)
@@ -318,3 +323,9 @@ def test_a_plain_module_of_ones_own_predicts_the_same_bits_from_its_folder(tmp_p
     np.testing.assert_array_equal(answers(load_estimator(tmp_path / "m"), X), answers(model, X))
     with pytest.raises(ValueError, match="must hold a whole estimator"):
         load_estimator(tmp_path / "m", module=nn.Linear(2, 1))
+
+
+@pytest.mark.parametrize("name", [{"layer": "Linear"}, 3, None, ["x"]])
+def test_names_in_a_folder_are_text(name):
+    with pytest.raises(ValueError, match="must be text"):
+        array_of({"strings": ["a", name], "object": True})

@@ -21,7 +21,9 @@ def toy(n=150, n_test=100, noise=0.3, seed=0):
 # ------------------------------------------------------------------------------ all methods
 
 
-@pytest.mark.parametrize("name", list(baselines.METHODS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(m, marks=pytest.mark.slow if m == "hmc" else ()) for m in baselines.METHODS]
+)
 def test_every_method_beats_a_constant(name):
     x, y, x_test, y_test = toy()
     found = baselines.METHODS[name](x, y, x_test, y_test, seed=3, quick=True)

@@ -12,6 +12,7 @@ from bbalpha.networks import mlp
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import passes
+import passes_floor
 import tables_passes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,3 +124,20 @@ def test_differences_of_splits_are_paired():
     assert set(tables_passes._by_split({"rows": rows}, "bbalpha")) == {0, 1}
     assert tables_passes._mean_error([1.0, 3.0]) == (2.0, pytest.approx(1.0))
     assert tables_passes._mean_error([1.0]) == (1.0, 0.0)
+
+
+class _Problem:
+    def __init__(self, net, held_out):
+        self.net, self.held_out = net, held_out
+
+
+def test_the_share_of_single_units_is_what_can_be_worked_out():
+    p, v = 0.05, 0.05 / 0.95  # v is the variance of a unit's mask, whose mean is 1
+    linear = torch.nn.Sequential(torch.nn.Dropout(p), torch.nn.Linear(3, 1))
+    share, error = passes_floor.first_order_share(_Problem(linear, torch.ones(1, 3)), 20 * passes_floor.BLOCK)
+    assert share == pytest.approx(1.0, abs=5 * error)
+    product = torch.nn.Sequential(torch.nn.Dropout(p), torch.nn.Linear(1, 1, bias=False), torch.nn.Dropout(p))
+    share, error = passes_floor.first_order_share(_Problem(product, torch.ones(1, 1)), 100 * passes_floor.BLOCK)
+    expected = 2 * v / ((1 + v) ** 2 - 1)  # of the variance of a product of two masks
+    assert share == pytest.approx(expected, abs=5 * error)
+    assert 5 * error < 1 - expected

@@ -24,6 +24,13 @@ def test_results_are_written_whole_and_read_back(tmp_path):
         results.read(path)
 
 
+def test_what_a_killed_writer_left_goes(tmp_path):
+    left = tmp_path / f".x.json.{'a' * 32}.tmp"
+    left.write_text("half")
+    results.write(tmp_path / "x.json", command="x", seed=0, seconds=1.0, rows=[])
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
 def test_a_ledger_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
     first = results.Ledger(tmp_path / "x.json", command="make x", seed=1)
     first.add([{"alpha": 0.5, "nll": 1.0}], seconds=2)
@@ -41,6 +48,22 @@ def test_a_ledger_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "versions", lambda: {"torch": "0"})
     with pytest.raises(ValueError, match="delete it, or give another"):
         results.Ledger(tmp_path / "x.json", command="make x", seed=1)
+
+
+def test_a_ledger_of_any_release_names_all_of_them(tmp_path, monkeypatch):
+    path, options = tmp_path / "x.json", {"command": "make x", "seed": 0}
+    for release in ("0.1.0", "0.2.0", "0.2.0"):
+        now = {"bbalpha": release, "torch": "2"}
+        monkeypatch.setattr(results, "versions", now.copy)
+        results.Ledger(path, **options, any_release=True).add([{"by": release}], seconds=1.0)
+    content = results.read(path)
+    assert content["versions"] == {"bbalpha": "0.1.0, 0.2.0", "torch": "2"}
+    assert [row["by"] for row in content["rows"]] == ["0.1.0", "0.2.0", "0.2.0"]
+    with pytest.raises(ValueError, match=r"results of bbalpha 0\.2\.0; .* has bbalpha 0\.1\.0, 0\.2\.0"):
+        results.Ledger(path, **options)
+    monkeypatch.setattr(results, "versions", lambda: {"bbalpha": "0.2.0", "torch": "3"})
+    with pytest.raises(ValueError, match="torch 3"):
+        results.Ledger(path, **options, any_release=True)
 
 
 def test_a_ledger_of_other_settings_is_refused(tmp_path):

@@ -147,3 +147,9 @@ def test_few_rows_have_no_threshold_and_none_held_out_no_scores() -> None:
 def test_mistakes_are_said(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         fit_table(houses(60), **{"target": "price", **change})
+
+
+@pytest.mark.parametrize("asked", [{"group": "price"}, {"time_column": "price"}, {"leave_out": ["price"]}])
+def test_a_target_that_is_the_group_is_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="The target 'price' must not be the group"):
+        fit_table(houses(), "price", budget="quick", **asked)

@@ -1,5 +1,6 @@
 """A model of a table: rows in any form give the same answer, and an answer can be had again."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 from houses import houses
 
+from bbalpha.checkpoint import CorruptModelError
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor
 from bbalpha.tabular.files import read_table, write_table
 from bbalpha.tabular.fitting import fit_table
@@ -121,6 +123,27 @@ def test_a_damaged_card_is_said(tmp_path: Path, model: TableModel) -> None:
     model.save(tmp_path / "m")
     (tmp_path / "m" / "card.json").write_text("{}")
     with pytest.raises(ValueError, match="damaged"):
+        TableModel.load(tmp_path / "m")
+
+
+def test_one_changed_number_of_the_card_is_said(tmp_path: Path, model: TableModel) -> None:
+    model.save(tmp_path / "m")
+    card = tmp_path / "m" / "card.json"
+    for changed in (card.read_bytes().replace(b'"n_rows": 2', b'"n_rows": 3'), None):
+        if changed is None:
+            card.unlink()
+        else:
+            assert changed != card.read_bytes()
+            card.write_bytes(changed)
+        with pytest.raises(CorruptModelError, match=r"card\.json"):
+            TableModel.load(tmp_path / "m")
+
+
+def test_the_card_of_another_model_is_said(tmp_path: Path, model: TableModel) -> None:
+    model.estimator.save(tmp_path / "m")
+    assert TableModel.load(tmp_path / "m").card.n_rows == 0
+    (tmp_path / "m" / "card.json").write_text(json.dumps(model.card.told(), default=str))
+    with pytest.raises(CorruptModelError, match=r"card\.json' was not written with this model"):
         TableModel.load(tmp_path / "m")
 
 

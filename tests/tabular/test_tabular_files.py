@@ -55,3 +55,12 @@ def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
 def test_nothing_is_written_where_there_is_no_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="make it first"):
         write_table(pd.DataFrame({"a": [1]}), tmp_path / "no" / "t.csv")
+
+
+@pytest.mark.parametrize("ending", ["gz", "zip", "xz"])
+def test_a_compressed_table_that_is_cut_off_is_named(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"t.csv.{ending}"
+    pd.DataFrame({"a": np.arange(1000.0)}).to_csv(path, index=False)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match=rf"t\.csv\.{ending}' (is damaged|must be a table)"):
+        read_table(path)

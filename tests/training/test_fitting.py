@@ -73,6 +73,17 @@ def test_equals_the_loop_one_would_write(length_scale):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
 
 
+def test_rows_are_only_grouped_under_masks_that_they_share():
+    x, y = torch.randn(30, 3), torch.randint(2, (30,))
+    objective = CrossEntropy(1.0, group_size=5)
+    with pytest.raises(ValueError, match=r'group_size=5 needs passes that are one function.*Use masks="shared"'):
+        fit(mlp([3, 8, 2], dropout=0.5), (x, y), objective=objective, epochs=1)
+    history = fit(
+        mlp([3, 8, 2], dropout=0.5), (x, x[:, 0].gt(0).long()), objective=objective, epochs=60, masks="shared"
+    )
+    assert history.loss[-1] < history.loss[0]
+
+
 def test_a_given_optimizer_gets_the_prior_in_the_loss():
     x, y = rows(32)
     ours, theirs = net(), net()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bbalpha._commands.mistakes import mistakes
+from bbalpha._commands.clusters import Backend, Jobs, Scheduler, spread_over
+from bbalpha._commands.mistakes import mistakes, number
 
 if TYPE_CHECKING:
     from bbalpha.tabular.model import TableModel
@@ -41,6 +42,9 @@ def fit(
     time: Annotated[str, typer.Option(help="The last rows by this column are held out.")] = "",
     drop: Annotated[str, typer.Option(help="Columns not to use, with commas.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of everything.")] = 0,
+    jobs: Jobs = 0,
+    backend: Backend = "loky",
+    scheduler: Scheduler = "",
     as_json: _Json = False,
 ) -> None:
     """Fit a model to a table: numbers, text, dates and gaps as they come.
@@ -61,9 +65,9 @@ def fit(
         part = out.with_name(f"{out.name}.part")
         typer.echo(f"{data}: {len(frame)} rows, {frame.shape[1]} columns.", err=True)
         try:
-            with remembering(part):
+            with remembering(part), spread_over(backend, scheduler, jobs):
                 model = fit_table(
-                    frame, target, task=_task(task), alpha="auto" if alpha == "auto" else _number("--alpha", alpha),
+                    frame, target, task=_task(task), alpha="auto" if alpha == "auto" else number("--alpha", alpha),
                     budget=_budget(budget), held_out=held_out, group=group or None, time_column=time or None,
                     leave_out=[name.strip() for name in drop.split(",") if name.strip()], seed=seed,
                     verbose=True, source=Path(data).name,
@@ -78,18 +82,33 @@ def fit(
 
 def predict(
     model: _Model,
-    data: _Data,
-    out: Annotated[str, typer.Option("-o", "--out", help="CSV or Parquet; - is stdout.")] = "-",
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="CSV or Parquet, or a folder of Parquet; - reads CSV from stdin.")
+    ],
+    out: Annotated[
+        str,
+        typer.Option("-o", "--out", help="CSV or Parquet; - is stdout. With a folder or --jobs, a folder of parts."),
+    ] = "-",
     coverage: Annotated[float, typer.Option(help="Of the interval from low to high.")] = 0.9,
     n_passes: Annotated[int, typer.Option(min=0, help="0 takes those of the model.")] = 0,
     seed: Annotated[int, typer.Option(min=-1, help="Of the passes; -1 takes that of the model.")] = -1,
     inputs: Annotated[bool, typer.Option("--inputs", help="Write the columns of DATA too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON records instead of a table.")] = False,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Parquet larger than memory: parts, so many side by side. The same call goes on.")
+    ] = 0,
+    rank: Annotated[int, typer.Option(min=-1, help="Which of --world-size callers this is.")] = -1,
+    world_size: Annotated[int, typer.Option(min=0, help="Callers of the same; torchrun tells without.")] = 0,
 ) -> None:
     """Predict the rows of a table: mean, std and interval, or class probabilities, and what is unusual.
 
     Example: bbalpha predict model new.csv -o out.csv
     """
+    if jobs or world_size or os.path.isdir(data) or os.environ.get("WORLD_SIZE", "1") != "1":
+        options: dict[str, Any] = {"coverage": coverage, "inputs": inputs, "n_passes": n_passes or None}
+        place = {"rank": rank, "world_size": world_size} if world_size else {}
+        _predict_parts(model, data, out, as_json, options | place | {"seed": None if seed < 0 else seed}, jobs or 1)
+        return
     with mistakes():
         from bbalpha.tabular.files import read_table, write_table
         from bbalpha.tabular.model import TableModel
@@ -106,6 +125,21 @@ def predict(
             write_table(found, out)
     where = "" if out == "-" else f" -> {out}"
     typer.echo(f"{len(found)} rows, {unusual} of them unusual{where}", err=True)
+
+
+def _predict_parts(
+    model: Path, data: str, out: str, as_json: bool, options: dict[str, Any], jobs: int
+) -> None:  # fmt: skip
+    with mistakes():
+        from bbalpha.tabular.large import predict_parquet
+
+        if as_json or out == "-" or Path(out).suffix.lower() == ".csv":
+            raise ValueError(
+                f"--out must name a folder of Parquet parts where rows are predicted in parts; got {out!r}."
+            )
+        done = predict_parquet(model, data, out, jobs=jobs, **options)
+    left = f"; {done.missing} of {done.parts} parts are for other callers" if done.missing else ""
+    typer.echo(f"{done.written} of {done.rows} rows predicted now -> {out}{left}", err=True)
 
 
 def evaluate(model: _Model, data: _Data, as_json: _Json = False) -> None:
@@ -243,13 +277,6 @@ def _budget(text: str) -> Any:
     if text in _BUDGETS:
         return text
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
-    if not found or not float(found[1]):
+    if not found or not 0 < float(found[1]) < 1e9:
         raise ValueError(f"--budget must be quick, standard, thorough or a time such as 90s, 2m or 1h; got {text!r}.")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise ValueError(f"{name} must be a number; got {text!r}.") from error

@@ -50,6 +50,7 @@ class PassOptions:
         batch_dim: As in `bbalpha.sample`; in the results rows come first.
         progress: None shows a bar on a terminal when it takes more than a few seconds.
         sites: As in `bbalpha.sample`.
+        only: Run this one of the passes, drawn as among all of them; None runs all.
     """
 
     n_passes: int | None
@@ -60,6 +61,7 @@ class PassOptions:
     batch_dim: BatchDim = 0
     progress: bool | None = None
     sites: Sites | None = None
+    only: int | None = None
 
     def __post_init__(self) -> None:
         if self.n_passes is not None:
@@ -280,14 +282,19 @@ class _Passes:
         """The outputs, `group` passes at a time, rows behind the passes."""
         plan, options = self.plan, self.options
         for first in range(0, n_passes, self.group):
+            count, only = min(self.group, n_passes - first), None
+            if options.only is not None:
+                if not first <= options.only < first + count:
+                    continue
+                only = range(options.only - first, options.only - first + 1)
             own: int | None = pass_seed(seed, first) if first else seed
             if plan.own and options.seed is None:
                 own = None  # no seed reaches it
             with _explained(self.model, inputs):
                 outputs = run_passes(
-                    self.model, inputs, min(self.group, n_passes - first), masks=options.masks, seed=own,
+                    self.model, inputs, count, masks=options.masks, seed=own,
                     balanced=options.balanced, chunk_size=max(1, self.calls // (inputs.rows or 1)), evaluation=True,
-                    plan=plan, witness=self.witness,
+                    plan=plan, witness=self.witness, only=only,
                 )  # fmt: skip
             yield outputs if plan.rows is None else _rows_behind_passes(outputs, plan.rows.outputs)
 
@@ -393,17 +400,23 @@ class _Rows:
 
 @contextmanager
 def _bar(x: Any, total: int | None, progress: bool | None) -> Iterator[Any]:
-    """A progress bar over rows, or over batches where rows are not known beforehand; tqdm is left alone without one."""
-    if progress is False or (progress is None and not sys.stderr.isatty()):
-        yield _NoBar()
-        return
+    """A progress bar over rows, or over batches where rows are not known beforehand."""
     try:
         steps = len(x) if total is None else total
     except TypeError:  # a generator
         steps = None
+    with progress_bar(steps, progress, desc="predict", unit="batch" if total is None else "row") as bar:
+        yield bar
+
+
+@contextmanager
+def progress_bar(steps: int | None, progress: bool | None, *, desc: str, unit: str) -> Iterator[Any]:
+    """A bar that shows on a terminal after a few seconds where `progress` is None; tqdm is left alone without one."""
+    if progress is False or (progress is None and not sys.stderr.isatty()):
+        yield _NoBar()
+        return
     delay = _PATIENCE if progress is None else 0.0
-    unit = "batch" if total is None else "row"
-    with tqdm(total=steps, unit=unit, unit_scale=True, desc="predict", leave=False, delay=delay) as bar:
+    with tqdm(total=steps, unit=unit, unit_scale=True, desc=desc, leave=False, delay=delay) as bar:
         yield bar
 
 

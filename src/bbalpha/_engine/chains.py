@@ -108,6 +108,19 @@ def _passes_at_once(layers: Layers, x: Tensor, passes: int) -> int:
     return max(1, _NEAR_CACHE // max(1, x.shape[0] * max([*widths, x[:1].numel()])))
 
 
+def kept_units(passes: Passes, shape: Sequence[int], rate: float) -> tuple[Tensor, float]:
+    """Which units of the next dropout each pass keeps (K, *shape), and what these are multiplied with.
+
+    >>> kept, scale = kept_units(Passes(0, 0, 4, together=4), (1, 100), 0.5)
+    >>> kept.shape, int(kept.sum(0).min()), scale            # every unit is kept in two of four
+    (torch.Size([4, 1, 100]), 2, 2.0)
+    """
+    if not 0 < rate < 1:  # draws nothing
+        return torch.full((passes.count, *shape), rate < 1, device=passes.device), 1.0
+    noise = passes.noise(shape, rate)
+    return noise.keep(), noise.scale
+
+
 # ------------------------------------------------------------------------------ layer by layer
 
 

@@ -4,6 +4,7 @@ Tensors may be nested in lists, tuples and dicts. Which of them have rows, and o
 found by evidence (`bbalpha._engine.rows`), never by a coincidence of sizes alone.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -123,15 +124,15 @@ class Inputs:
     def map(self, change: Callable[[Tensor, int], Tensor]) -> "Inputs":
         """The same inputs with every tensor that has rows changed: change(tensor, axis of its rows)."""
         pairs = zip(self.tensors, self.axes, strict=True)
-        return self._with([t if axis is None else change(t, axis) for t, axis in pairs])
+        return self.holding([t if axis is None else change(t, axis) for t, axis in pairs])
 
     def fresh(self) -> "Inputs":
         """Copies, so that layers that work in place spare the caller's tensors."""
-        return self._with([t.clone() for t in self.tensors])
+        return self.holding([t.clone() for t in self.tensors])
 
     def concrete(self) -> "Inputs":
         """Tensors whose values Python may read, where a torch.func transform is at work."""
-        return self._with([concrete(t) for t in self.tensors]) if transforms_active() else self
+        return self.holding([concrete(t) for t in self.tensors]) if transforms_active() else self
 
     def narrow(self, start: int, count: int) -> "Inputs":
         """The rows from `start` on, `count` of them."""
@@ -149,7 +150,8 @@ class Inputs:
 
         return self.map(repeat)
 
-    def _with(self, tensors: list[Tensor]) -> "Inputs":
+    def holding(self, tensors: list[Tensor]) -> "Inputs":
+        """The same with other tensors, in order."""
         if isinstance(self.x, Tensor):
             return replace(self, x=tensors[0])
         left = iter(tensors)
@@ -189,7 +191,7 @@ def _tidied(x: Any, model: nn.Module | None) -> Any:
         x = dict(x)
     elif isinstance(x, (tuple, list)) and not isinstance(x, PackedSequence):
         x = tuple(x)
-    elif x is None or isinstance(x, (str, bytes, bool, int, float, complex)):
+    elif _is_plain(x) or isinstance(x, (set, frozenset)) or type(x) is object or inspect.isroutine(x):
         raise TypeError(f"`x` must be a tensor, a tuple of arguments or a mapping of them; got {type(x).__name__}.")
     leaves, spec = _flat(x)
     if isinstance(x, (tuple, dict)) and all(_is_plain(v) for v in leaves):

@@ -42,6 +42,11 @@ class Interception(Drawing, TorchFunctionMode):
             self.in_attention = before
 
 
+def may_draw(func: Any) -> bool:
+    """Whether a call of this function is one that is intercepted, or may hide one."""
+    return func in _HANDLERS or func in _BODIES
+
+
 # ------------------------------------------------------------------------------ handlers: dropout and its kin
 
 

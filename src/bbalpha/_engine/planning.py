@@ -75,13 +75,19 @@ def run_passes(
     plan: Plan | None = None,
     witness: Witness | None = None,
     sites: selection.Sites | None = None,
+    only: range | None = None,
 ) -> Any:
     """`sample` of what was checked; with `evaluation`, as if the caller had called ``model.eval()`` before.
 
-    A `witness` is told, with shared masks, which modules drew in each pass.
+    A `witness` is told, with shared masks, which modules drew in each pass. `only` runs these of the passes.
     """
     if n_passes is None:  # nothing is drawn: no seed either
         n_passes, masks, strategy, seed, sites = 1, "per_example", "once", 0, None
+    if inputs.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise ValueError(
+            "`sample` must not be captured in a CUDA graph: its masks are drawn from generators that are made at every "
+            "call, so every replay would have the same ones. Capture a frozen model (bbalpha.freeze), or nothing."
+        )
     shared = masks == "shared"
     with steady(draws=seed is None):
         base = draw_seed(None) if seed is None else seed
@@ -89,13 +95,14 @@ def run_passes(
         if plan.rows is not None and plan.rows.axes != inputs.axes:
             inputs = replace(inputs, axes=plan.rows.axes)
         _check_plan(plan, seed)
-        together = n_passes if balanced else 0
+        together, wanted = n_passes if balanced else 0, range(n_passes) if only is None else only
         call = SampleCall(model, inputs, plan, base, shared, evaluation, witness=witness, together=together)
         try:
-            return call.all(n_passes, chunk_size)
+            return call.all(wanted, chunk_size)
         except NotStackableError as error:  # what was tried on a few rows does not hold here
             heed_interrupt(error)
-            return replace(call, plan=replace(plan, strategy="loop")).all(n_passes, chunk_size)
+            call = replace(call, plan=replace(plan, strategy="loop"))
+            return call.all(wanted, chunk_size)
         except NotShareableError as error:
             raise ValueError(refused(error)) from error
 
@@ -316,7 +323,7 @@ def _check_told(model: nn.Module, few: Inputs, plan: Plan, evaluation: bool) -> 
     """Refuse sites of a model that also draws what no trace shows: nobody can say whether that is off."""
     with torch.no_grad():
         run = _trial(model, few, replace(plan, moves=True), False, evaluation)
-        if not _close(run(0, 2), run(0, 2)):
+        if not close(run(0, 2), run(0, 2)):
             raise ValueError(
                 "`sites` needs draws that can be told by module; the passes of this model also differ by a generator "
                 "of its own. Let it draw from torch, or leave `sites` out."
@@ -355,7 +362,7 @@ def _objection(model: nn.Module, few: Inputs, plan: Plan, shared: bool, evaluati
         except Exception as error:  # noqa: BLE001
             heed_interrupt(error)
             return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
-    return None if _close(loop, other) else "gives other outputs than separate passes"
+    return None if close(loop, other) else "gives other outputs than separate passes"
 
 
 def _rows_of_a_chain(layers: tuple[nn.Module, ...], x: Tensor) -> Rows:
@@ -398,7 +405,7 @@ def _check_structure(model: nn.Module, few: Inputs, seen: Trace, evaluation: boo
         )
 
 
-def _close(a: Any, b: Any) -> bool:
+def close(a: Any, b: Any) -> bool:
     (flat_a, spec_a), (flat_b, spec_b) = tree_flatten(a), tree_flatten(b)
     if spec_a != spec_b:
         return False

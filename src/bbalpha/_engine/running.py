@@ -97,12 +97,13 @@ class SampleCall:
         with self._live() as live:
             return live(first, count)
 
-    def all(self, count: int, chunk_size: int | None) -> Any:
-        """All passes, at most `chunk_size` at a time; with gradients, chunks are computed again in the backward."""
+    def all(self, passes: range, chunk_size: int | None) -> Any:
+        """Those passes, at most `chunk_size` at a time; with gradients, chunks are computed again in the backward."""
+        first, count = passes.start, len(passes)
         bounded = self.plan.strategy == "chain" and not torch.is_grad_enabled()  # by itself, its prefix run once
         if chunk_size is None or chunk_size >= count or bounded:
-            return self(0, count)
-        starts = [(k, min(chunk_size, count - k)) for k in range(0, count, chunk_size)]
+            return self(first, count)
+        starts = [(k, min(chunk_size, passes.stop - k)) for k in passes[::chunk_size]]
         wanted = [t for t in (*self.inputs.tensors, *self.model.parameters()) if t.requires_grad]
         if not torch.is_grad_enabled() or not wanted:
             return self.each(starts)
@@ -294,10 +295,11 @@ class _Chunks(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         _ = ctx.saved_tensors  # an error if a weight was changed since: the passes would come out differently
         total: list[Tensor | None] = [None] * len(ctx.wanted)
+        first = ctx.starts[0][0]
         for k, n in ctx.starts:
             with steady(), torch.enable_grad():
                 flat = [t for t in tree_flatten(ctx.call.again(k, n, ctx.buffers))[0] if isinstance(t, Tensor)]
-            pairs = [(t, g[k : k + n]) for t, g in zip(flat, grads, strict=True) if t.requires_grad]
+            pairs = [(t, g[k - first : k - first + n]) for t, g in zip(flat, grads, strict=True) if t.requires_grad]
             parts = torch.autograd.grad([t for t, _ in pairs], ctx.wanted, [g for _, g in pairs], allow_unused=True)
             for i, part in enumerate(parts):
                 if part is not None:

@@ -18,7 +18,7 @@ from bbalpha._kernels import pass_seed
 
 _LEAST = 8  # passes before anybody looks: fewer do not show how they spread
 _ERRORS = 2.0  # standard errors that have to fit into the tolerance
-_LABEL_ERRORS = 3.0  # between the two likeliest classes
+_CLEAR_ERRORS = 3.0  # between the two likeliest classes, or a mean and the number that decides
 _BALANCED = 0.5  # what balanced masks leave of a standard error, as measured on digits, friedman1 and diabetes
 _END = 1.645  # deviations from the mean to the ends of a 90 % interval
 
@@ -181,11 +181,13 @@ def classes_settled(mean: Tensor, error: Tensor, axis: int, *, tolerance: float,
     near = _ERRORS * error.amax(axis) <= tolerance
     best = mean.topk(2, axis)
     gap = best.values.select(axis, 0) - best.values.select(axis, 1)
-    clear = gap >= _LABEL_ERRORS * error.gather(axis, best.indices).sum(axis)  # at most the error of the gap
+    clear = gap >= _CLEAR_ERRORS * error.gather(axis, best.indices).sum(axis)  # at most the error of the gap
     return _everywhere(near & clear)
 
 
-def mixture_settled(outputs: Tensor, variance: Tensor, *, tolerance: float, balanced: bool) -> Tensor:
+def mixture_settled(
+    outputs: Tensor, variance: Tensor, *, tolerance: float, balanced: bool, threshold: float | None = None
+) -> Tensor:
     """The rows whose mean and ends are known to within `tolerance` standard deviations (N,).
 
     The ends are those of a Gaussian with the moments of the mixture, mean +- 1.645 std; a pass moves them by
@@ -196,14 +198,19 @@ def mixture_settled(outputs: Tensor, variance: Tensor, *, tolerance: float, bala
         variance: Of their noise, broadcasting to `outputs`.
         tolerance: In standard deviations of the mixture.
         balanced: Whether the masks were balanced.
+        threshold: The number that decides, which the mean must be clear of.
     """
-    far = outputs - outputs.mean(0)
+    mean = outputs.mean(0)
+    far = outputs - mean
     second = far.square() + variance
     std = second.mean(0).sqrt()
     wider = _END / 2 * second / std.clamp_min(torch.finfo(std.dtype).tiny)
     spread = torch.maximum((far + wider).std(0), (far - wider).std(0)).maximum(far.std(0))
-    error = spread / len(outputs) ** 0.5 * (_BALANCED if balanced else 1.0)
-    return _everywhere(_ERRORS * error <= tolerance * std)
+    scale = len(outputs) ** -0.5 * (_BALANCED if balanced else 1.0)  # a deviation -> a standard error
+    near = _ERRORS * scale * spread <= tolerance * std
+    if threshold is not None:
+        near &= (mean - threshold).abs() >= _CLEAR_ERRORS * scale * far.std(0)
+    return _everywhere(near)
 
 
 def _everywhere(ok: Tensor) -> Tensor:

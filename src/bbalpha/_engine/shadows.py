@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from bbalpha._engine.sites import borrowed_buffers, kept_flags
+from bbalpha._engine.states import is_trainer
 from bbalpha._torch import (
     MODULE_STATE,
     Eager,
@@ -250,7 +251,7 @@ def _relinked_function(value: types.FunctionType, copies: dict[int, nn.Module]) 
 def _relinked_object(value: Any, copies: dict[int, nn.Module]) -> Any:
     """An object of somebody's own: copied whole if it leads to a module of the model."""
     known = _KNOWN_CLEAN.get(id(value))
-    if known is not None and known() is value:
+    if (known is not None and known() is value) or is_trainer(type(value)):
         return value
     if _leads_to_a_module(value, copies):
         tensors = {id(t): t for twin in copies.values() for t in (*parameters(twin).values(), *buffers(twin).values())}

@@ -102,10 +102,7 @@ def switched_on(model: nn.Module, only: Collection[str] | None = None) -> Iterat
     Statistics that such a module keeps by itself (F.batch_norm on buffers of its own, spectral norm) still
     follow the caller's mode.
     """
-    named = [(name, m) for name, m in model.named_modules() if not m.training and may_be_random(m)]
-    switched = [m for name, m in named if only is None or name in only]
-    hooks = [h for m in switched for place in hook_places(m) for h in place.values()]
-    powers = {h: h.n_power_iterations for h in hooks if isinstance(h, SpectralNorm)}
+    switched, powers = _to_switch(model, only)
     try:
         for hook in powers:
             hook.n_power_iterations = 0
@@ -114,6 +111,26 @@ def switched_on(model: nn.Module, only: Collection[str] | None = None) -> Iterat
     finally:
         for hook, n in powers.items():
             hook.n_power_iterations = n
+
+
+def switch_on_for_good(copy: nn.Module, only: Collection[str] | None = None) -> None:
+    """The same without a way back, for a copy in evaluation mode.
+
+    Statistics that its modules keep by themselves are left to `CallersStatistics`, whenever it is run.
+    """
+    switched, powers = _to_switch(copy, only)
+    for hook in powers:
+        hook.n_power_iterations = 0
+    for m in switched:
+        m.training = True
+
+
+def _to_switch(model: nn.Module, only: Collection[str] | None) -> tuple[list[nn.Module], dict[SpectralNorm, int]]:
+    """The modules to switch on, and the hooks in them that would go on iterating, with how often."""
+    named = [(name, m) for name, m in model.named_modules() if not m.training and may_be_random(m)]
+    switched = [m for name, m in named if only is None or name in only]
+    hooks = [h for m in switched for place in hook_places(m) for h in place.values()]
+    return switched, {h: h.n_power_iterations for h in hooks if isinstance(h, SpectralNorm)}
 
 
 @contextmanager
@@ -130,7 +147,7 @@ def _switched(modules: list[nn.Module], on: bool) -> Iterator[None]:
     try:
         for m in modules:
             m.training = on
-        with _CallersStatistics(statistics, not on) if statistics else nullcontext():
+        with CallersStatistics(statistics, not on) if statistics else nullcontext():
             yield
     finally:
         for m in modules:
@@ -170,7 +187,7 @@ def borrowed_buffers(modules: Sequence[nn.Module]) -> Iterator[dict[Tensor, Tens
             setattr(m, name, buffer)
 
 
-class _CallersStatistics(TorchFunctionMode):
+class CallersStatistics(TorchFunctionMode):
     """Lets F.batch_norm and F.instance_norm use the running statistics it is given, or with `moving` move them."""
 
     def __init__(self, statistics: set[int], moving: bool) -> None:

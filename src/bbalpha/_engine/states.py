@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -53,6 +54,22 @@ def _attributes(attributes: dict[str, Any], seen: dict[int, None]) -> Iterable[A
             yield name, tuple((k, v) for k, v in list(value.items())[:64] if type(v) in _PLAIN)
         else:
             yield name, id(value)
-            if id(value) not in seen and not isinstance(value, (nn.Module, type)):
+            if id(value) not in seen and not isinstance(value, (nn.Module, type)) and not is_trainer(kind):
                 seen[id(value)] = None
                 yield from ((k, v) for k, v in getattr(value, "__dict__", {}).items() if type(v) in _PLAIN)
+
+
+def is_trainer(kind: type) -> bool:
+    """Whether it is a trainer of Lightning, to which its modules refer.
+
+    It has the model, the data and the time of the day, and is no part of the model: a copy of it would be one of the
+    data too.
+    """
+    found = _TRAINERS.get(kind)
+    if found is None:
+        found = _TRAINERS[kind] = any(base.__module__.partition(".")[0] in _LIGHTNING for base in kind.__mro__)
+    return found
+
+
+_LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
+_TRAINERS: "WeakKeyDictionary[type, bool]" = WeakKeyDictionary()

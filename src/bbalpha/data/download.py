@@ -2,7 +2,8 @@
 
 A file arrives under a temporary name beside its own, is checked, and only then renamed. A connection that is cut is
 taken up again where it stopped, in the same call or in a later one. Who comes while somebody else is fetching the same
-file fetches it too, under a name of its own: no two write to one file.
+file fetches it too, under a name of its own: no two write to one file. A server that sends more than the file can be,
+or next to nothing, is left.
 """
 
 import hashlib
@@ -17,14 +18,17 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
 from bbalpha._files import Lock, Restoring
+from bbalpha.data.connections import opened
 
 CONNECTIONS = 5  # how often one file is taken up again before we give up
 PAUSE = 1.0  # seconds before the second connection; twice as many before each further one
-TIMEOUT = 30.0  # seconds without a byte
 BLOCK = 1 << 16  # bytes
+MOST = 1 << 30  # bytes of a file of which nothing else is known
+PACE = 1000  # bytes a second that a connection must bring after its first seconds
+GRACE = 30.0  # these seconds
+SECONDS = 7200.0  # for one file, all connections together
 
 
 class DownloadError(OSError):
@@ -41,6 +45,7 @@ def download(
     *,
     sha256: str | None = None,
     check: Callable[[Path], object] | None = None,
+    most: int = MOST,
     progress: bool = True,
 ) -> Path:
     """The path of a file that was fetched from the first of `urls` that has it.
@@ -50,6 +55,7 @@ def download(
         path: Where to put it. Folders are made as needed; nothing has this name before the file is whole and checked.
         sha256: Checksum of its bytes, 64 hexadecimal digits; None where it is not known.
         check: Called with the path of the file before it gets its name; raises ValueError where the content is wrong.
+        most: Bytes that it may have.
         progress: Whether to show a bar on a terminal.
 
     Returns:
@@ -71,7 +77,7 @@ def download(
         with _partial(path) as part:
             for url in urls:
                 try:
-                    _fetch(url, part, sha256, check, progress)
+                    _fetch(url, part, sha256, check, most, progress)
                 except DownloadError as error:
                     failures.append(str(error))
                 else:
@@ -115,18 +121,20 @@ def _remove_strays(path: Path) -> None:
                 path.with_name(name).unlink(missing_ok=True)
 
 
-def _fetch(url: str, part: Path, sha256: str | None, check: Callable[[Path], object] | None, progress: bool) -> None:
+def _fetch(
+    url: str, part: Path, sha256: str | None, check: Callable[[Path], object] | None, most: int, progress: bool
+) -> None:
     """Fill `part` from `url` and check it; a wrong file is removed."""
     left_over = part.exists()
-    _receive(url, part, progress)
     try:
+        _receive(url, part, most, progress)
         _verify(url, part, sha256, check)
     except _WrongFileError:
-        part.unlink()
+        part.unlink(missing_ok=True)
         if not left_over:
             raise
         # what an earlier call left was of another file, or of another version of this one: begin anew, once
-        _fetch(url, part, sha256, check, progress)
+        _fetch(url, part, sha256, check, most, progress)
 
 
 def _verify(url: str, part: Path, sha256: str | None, check: Callable[[Path], object] | None) -> None:
@@ -142,12 +150,13 @@ def _verify(url: str, part: Path, sha256: str | None, check: Callable[[Path], ob
             raise _WrongFileError(f"{url} is not the file it should be, and was removed: {error}") from error
 
 
-def _receive(url: str, part: Path, progress: bool) -> None:
+def _receive(url: str, part: Path, most: int, progress: bool) -> None:
     """Fill `part` to the last byte, over as many connections as it takes."""
+    end = time.monotonic() + SECONDS
     for connection in range(CONNECTIONS):
         if connection:
             time.sleep(PAUSE * 2 ** (connection - 1))
-        if _complete_after_one_connection(url, part, progress):
+        if _complete_after_one_connection(url, part, most, end, progress):
             return
     kept = part.stat().st_size if part.exists() else 0
     raise DownloadError(
@@ -155,13 +164,13 @@ def _receive(url: str, part: Path, progress: bool) -> None:
     )
 
 
-def _complete_after_one_connection(url: str, part: Path, progress: bool) -> bool:
+def _complete_after_one_connection(url: str, part: Path, most: int, end: float, progress: bool) -> bool:
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "bbalpha", "Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
     try:
-        response = urlopen(Request(url, headers=headers), timeout=TIMEOUT)
+        response = opened(url, headers)
     except HTTPError as error:
         error.close()
         if error.code == 416 and have:  # nothing comes after what we have: it is the whole, or too much
@@ -170,31 +179,54 @@ def _complete_after_one_connection(url: str, part: Path, progress: bool) -> bool
             part.unlink()
             return False
         raise DownloadError(f"{url} answers {error.code} {error.reason}.") from error
-    except (OSError, HTTPException) as error:
+    except (OSError, ValueError, HTTPException) as error:  # ValueError: an address that is none, also of a redirection
         reason = error.reason if isinstance(error, URLError) else error
         raise DownloadError(f"{url} cannot be reached: {reason}.") from error
     with response:
         if not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
             have = 0  # a server that knows no ranges begins anew
-        return _written(response, part, have, progress)
+        total = _total(url, response.headers.get("Content-Length"), have, most)
+        whole = _written(url, response, part, have, total, min(most, total or most), end, progress)
+    return whole and (total is None or part.stat().st_size == total)
 
 
-def _written(response: Any, part: Path, have: int, progress: bool) -> bool:
-    """Whether the rest of the file came whole; what came is in `part`, after its first `have` bytes."""
-    length = response.headers.get("Content-Length")
-    total = None if length is None else have + int(length)
+def _total(url: str, length: str | None, have: int, most: int) -> int | None:
+    """Bytes of the whole file, if the server says so."""
+    if length is None:
+        return None
+    if not re.fullmatch("[0-9]{1,18}", length.strip()):
+        raise DownloadError(f"{url} answers with a length that is none: {length[:40]!r}.")
+    total = have + int(length)
+    if total > most:
+        raise _WrongFileError(f"{url} must have at most {most} bytes; it says {total}. What came of it was removed.")
+    return total
+
+
+def _written(
+    url: str, response: Any, part: Path, have: int, total: int | None, most: int, end: float, progress: bool
+) -> bool:
+    """Whether the connection brought all it had; what came is in `part`, after its first `have` bytes."""
+    start, came = time.monotonic(), 0
     with part.open("ab" if have else "wb") as file, _bar(part, have, total, progress) as bar:
         while True:
             try:
-                block = response.read(BLOCK)
-            except (OSError, HTTPException):
+                block = response.read1(BLOCK)  # what is there: a whole block may never be
+            except (OSError, ValueError, HTTPException):
                 return False
             if not block:
+                return True
+            came += len(block)
+            if have + came > most:
                 break
             file.write(block)
             if bar is not None:
                 bar.update(len(block))
-    return total is None or part.stat().st_size == total
+            now = time.monotonic()
+            if now > end:
+                raise DownloadError(f"{url} sends too slowly: {have + came} bytes in {SECONDS / 60:g} minutes.")
+            if now - start > GRACE and came < PACE * (now - start):
+                return False
+    raise _WrongFileError(f"{url} must have at most {most} bytes; it sends more. What came of it was removed.")
 
 
 def _bar(part: Path, have: int, total: int | None, progress: bool) -> Any:

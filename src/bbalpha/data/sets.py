@@ -93,8 +93,9 @@ def uci_splits(name: str, n_rows: int) -> tuple[tuple[Rows, Rows], ...]:
         (277, 31)
     """
     table = _table(name)
-    if n_rows < max(table.n_train + 1, 2):
-        raise ValueError(f"`n_rows` must be at least {max(table.n_train + 1, 2)} for {name}; got {n_rows}.")
+    least = max(table.n_train + 1, 2)
+    if not isinstance(n_rows, (int, np.integer)) or not least <= n_rows < 2**31:  # `checks` needs torch: not here
+        raise ValueError(f"`n_rows` must be a whole number of at least {least} for {name}; got {n_rows!r}.")
     if table.n_train:
         rows = np.arange(n_rows)
         return ((rows[: table.n_train], rows[table.n_train :]),)
@@ -180,15 +181,15 @@ def _load_images(name: str, part: str, offline: bool, progress: bool) -> Images:
 
 
 def _table(name: str) -> Table:
-    if name not in TABLES:
+    if not isinstance(name, str) or name not in TABLES:
         raise ValueError(f"`name` must be one of {', '.join(TABLES)}; got {name!r}.")
     return TABLES[name]
 
 
 def _files(name: str) -> list[Table | Idx]:
-    if name in IMAGES:
+    if isinstance(name, str) and name in IMAGES:
         return [file for part in IMAGES[name].values() for file in part]
-    if name not in TABLES:
+    if not isinstance(name, str) or name not in TABLES:
         raise ValueError(f"`name` must be one of {', '.join([*TABLES, *IMAGES])}; got {name!r}.")
     return [TABLES[name]]
 
@@ -212,7 +213,7 @@ def _obtained(file: Table | Idx, name: str, offline: bool, progress: bool) -> Pa
             f"This gets it: bbalpha data fetch {name}"
         )
     try:
-        return download(file.urls, target, sha256=file.sha256, check=file.read, progress=progress)
+        return download(file.urls, target, sha256=file.sha256, check=file.read, most=file.most, progress=progress)
     except DownloadError as error:
         raise DownloadError(
             f"{name} is not on this machine, and could not be downloaded: {error} "

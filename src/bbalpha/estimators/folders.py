@@ -50,6 +50,9 @@ def array_of(value: Any) -> Any:
         if "dates" in value:
             return value["dates"].numpy().view(value["unit"])
         if "strings" in value:
+            odd = [text for text in value["strings"] if not isinstance(text, str)]
+            if odd:
+                raise ValueError(f"Names in a model folder must be text; got {odd[0]!r:.40}.")
             return np.array(value["strings"], dtype=object if value["object"] else None)
         return {k: array_of(v) for k, v in value.items()}
     return value

@@ -7,7 +7,7 @@ Everything is addressed by what it hangs on, data and settings, so that another 
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -55,13 +55,32 @@ class Memory:
 
     def recalled(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What is kept under a name, or what `make` gives, which is then kept."""
+        return next(self.recalled_each([name], lambda _: iter([make()])))
+
+    def recalled_each(
+        self, names: Sequence[str], make: Callable[[list[int]], Iterator[dict[str, Any]]]
+    ) -> Iterator[dict[str, Any]]:
+        """What is kept under each name, in their order; `make` gives those that are missing, by their numbers."""
+        kept = [self._kept(name) for name in names]
+        made = make([i for i, content in enumerate(kept) if content is None])
+        for name, content in zip(names, kept, strict=True):
+            yield content if content is not None else self._keep(name, next(made))
+
+    def _kept(self, name: str) -> dict[str, Any] | None:
+        path = self._path(name)
+        try:
+            return None if path is None else read_folder(path).content
+        except (FileNotFoundError, CorruptModelError):
+            return None
+
+    def _keep(self, name: str, content: dict[str, Any]) -> dict[str, Any]:
+        path = self._path(name)
+        if path is not None:
+            write_folder(path, {"kind": "part of a fit"} | content)
+        return content
+
+    def _path(self, name: str) -> Path | None:
         folder = _FOLDER.get()
         if self.about is None or folder is None:
-            return make()
-        path = folder / hashlib.sha256(f"{self.about} {name}".encode()).hexdigest()[:24]
-        try:
-            return read_folder(path).content
-        except (FileNotFoundError, CorruptModelError):
-            found = make()
-            write_folder(path, {"kind": "part of a fit"} | found)
-            return found
+            return None
+        return folder / hashlib.sha256(f"{self.about} {name}".encode()).hexdigest()[:24]

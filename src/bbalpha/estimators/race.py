@@ -3,21 +3,25 @@
 Rows are dealt into folds; a network holds one of them out, picks its epoch by it, and is scored by it. In the heats
 every candidate trains two networks for a short time, as one population an architecture; then the best of them once more
 under other likelihoods. The best of all go to the final, with a network for every fold. The weights of the mixture are
-those under which the held-out rows are likeliest ("stacking").
+those under which the held-out rows are likeliest ("stacking"). The populations of a stage hang on no other: under a
+`joblib.parallel_config` they are trained side by side.
 """
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bbalpha._spread import spread
 from bbalpha.checkpoint import build, describe
 from bbalpha.estimators.memory import Memory
 from bbalpha.estimators.mixing import stacked
@@ -282,23 +286,35 @@ class Race:
         groups: dict[tuple[Any, ...], list[Candidate]] = {}
         for c in candidates:
             groups.setdefault((c.hidden_layer_sizes, c.likelihood, c.log_target, c.activation), []).append(c)
-        for done, group in enumerate(groups.values()):
+        pairs = [list(product(range(len(folds)), group)) for group in groups.values()]
+        sizes = [len(f) for f in folds]
+        names = [f"{stage} {steps} {most_passes} {list(map(str, group))} {sizes}" for group in groups.values()]
+
+        def told(i: int) -> list[tuple[int, Candidate]]:
+            group = list(groups.values())[i]
             more = f" and {len(group) - 1} more" if len(group) > 1 else ""
-            pairs = list(product(range(len(folds)), group))
-            self.tell(f"{stage}, {done + 1} of {len(groups)}: {group[0]}{more}", len(pairs))
-            kept = self.memory.recalled(
-                f"{stage} {steps} {most_passes} {list(map(str, group))} {[len(f) for f in folds]}",
-                partial(self._networks, pairs, folds, steps, most_passes),
-            )
-            for (i, c), one in zip(pairs, kept["networks"], strict=True):
+            self.tell(f"{stage}, {i + 1} of {len(groups)}: {group[0]}{more}", len(pairs[i]))
+            return pairs[i]
+
+        train = partial(self._alone()._networks, steps=steps, most_passes=most_passes)
+        contents = self.memory.recalled_each(names, lambda missing: spread(train, map(told, missing)))
+        for pair, content in zip(pairs, contents, strict=True):
+            for (i, c), one in zip(pair, content["networks"], strict=True):
                 network = self._widened(build(one["architecture"], one["state"]).eval())
                 yield Expert(c, network, folds[i], np.asarray(one["curve"]), one["log_precision"])
 
-    def _networks(
-        self, pairs: list[tuple[int, Candidate]], folds: list[Array], steps: int, most_passes: int
-    ) -> dict[str, Any]:
+    def _alone(self) -> "Race":
+        """What training needs of this race, for another process."""
+        bare: Any = copy.copy(self)
+        bare.score = bare.tell = bare.shifts = None
+        bare.memory, bare.trials = Memory(None), []
+        names = ("batch_size", "epochs", "learning_rate", "n_passes", "balanced", "patience")
+        bare.settings = SimpleNamespace(**{name: getattr(self.settings, name) for name in names})
+        return cast(Race, bare)
+
+    def _networks(self, pairs: list[tuple[int, Candidate]], *, steps: int, most_passes: int) -> dict[str, Any]:
         """What a fold and a candidate each come to, as plain values and tensors."""
-        members = [self._member(c, folds[i], i) for i, c in pairs]
+        members = [self._member(c, self.folds[i], i) for i, c in pairs]
         population = self._population(members, pairs[0][1], steps, most_passes)
         found = []
         for m in range(len(pairs)):

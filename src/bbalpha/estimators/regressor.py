@@ -31,6 +31,7 @@ from bbalpha.estimators.soundness import (
     check_groups,
     check_long_enough,
     diverged,
+    numbers_only,
     one_thread,
     settled,
     some_rows,
@@ -57,13 +58,14 @@ class Regression(RegressorMixin):
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean (N,) or (N, D); with `return_std` also its standard deviation."""
-        if return_std:
+        if check_flag("return_std", return_std):
             return self._answer(X, lambda p: (p.mean, p.std))
         return self._answer(X, lambda p: (p.mean,))[0]
 
     def predict_quantiles(self, X: Any, q: float | Sequence[float]) -> Array:
         """Quantiles of the predictive mixture: (N,) for a number, (N, Q) for several; (N, D, Q) with D targets."""
-        levels: Any = q if np.ndim(q) == 0 else list(np.asarray(q, float))
+        with numbers_only("q"):
+            levels: Any = q if np.ndim(q) == 0 else list(np.asarray(q, float))
         (quantiles,) = self._answer(X, lambda p: (p.quantile(levels),))
         return quantiles if np.ndim(q) == 0 else np.moveaxis(quantiles, 0, -1)
 
@@ -79,12 +81,19 @@ class Regression(RegressorMixin):
 
     def log_prob(self, X: Any, y: Any) -> Array:
         """Log-density of each row's target, in units of `y` (N,); several targets jointly."""
-        target, found = torch.tensor(np.atleast_1d(np.asarray(y, np.float64))), []  # a Series may be read-only
+        target, found = self._targets(X, y), []
         for start, x in _blocks(X):
             prediction = self.predictive(x)
             own = target[start : start + _ROWS].reshape(len(prediction.mean), -1)
             found.append(prediction.log_prob(own))
         return torch.cat(found).numpy()
+
+    def _targets(self, X: Any, y: Any) -> Tensor:
+        with numbers_only("y"):
+            target = torch.tensor(np.atleast_1d(np.asarray(y, np.float64)))  # a copy: a Series may be read-only
+        if hasattr(X, "__len__") and len(target) != len(X):
+            raise ValueError(f"`y` must have one target a row, {len(X)}; got {len(target)}.")
+        return target
 
     def _answer(self, X: Any, answer: Answer) -> tuple[Array, ...]:
         """What `answer` says of the predictive distribution, each tensor (..., N, D), block by block of rows."""
@@ -310,9 +319,10 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
         mean = torch.cat([m for m, _ in parts])  # (K, N, D)
         if self.noise_ == "constant":
             tau = torch.as_tensor(self.precision_ * self.y_scale_**2).repeat_interleave(torch.tensor(passes), 0)
-            return RegressionPrediction(mean, tau[:, None].expand_as(mean))
+            return RegressionPrediction(mean, tau[:, None].expand_as(mean), masks="shared")
         heavy = torch.as_tensor(self.heavy_).repeat_interleave(torch.tensor(passes)) if self.heavy_.any() else None
-        return RegressionPrediction(mean, torch.cat([tau for _, tau in parts]), heavy=heavy)  # type: ignore[misc]
+        precision = torch.cat([tau for _, tau in parts])  # type: ignore[misc]
+        return RegressionPrediction(mean, precision, heavy=heavy, masks="shared")
 
     def _part(self, network: nn.Module, x: Tensor, n_passes: int, seed: int) -> tuple[Tensor, Tensor | None]:
         """Means and precisions of the passes of one network, in double precision (K, N, D)."""

@@ -31,6 +31,17 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@contextmanager
+def numbers_only(name: str = "X") -> Iterator[None]:
+    """A context in which numpy's words about what is no number say which argument it was."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if str(error).startswith(("could not convert", "float() argument")):
+            raise type(error)(f"`{name}` must hold numbers; {error}.") from error
+        raise
+
+
 def settled(network: nn.Module, objective: nn.Module) -> bool:
     """Whether a network has finite weights and its noise a precision that is neither 0 nor infinite."""
     logs = [p for name, p in objective.named_parameters() if name == "log_precision"]
@@ -102,7 +113,10 @@ def weights(sample_weight: Any, X: Array) -> Array | None:
     """One finite weight a row, none negative, not all 0 (N,)."""
     if sample_weight is None:
         return None
-    weight: Array = _check_sample_weight(sample_weight, X)
+    with numbers_only("sample_weight"):
+        weight: Array = _check_sample_weight(sample_weight, X)
+    if np.iscomplexobj(weight):
+        raise TypeError("`sample_weight` must hold real numbers; got complex ones.")
     if not (weight >= 0).all():
         raise ValueError(f"`sample_weight` must be finite and not negative; got {weight.min()}.")
     if not (weight > 0).any():

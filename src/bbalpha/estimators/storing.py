@@ -33,18 +33,7 @@ class Stored(WholeFit):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator as a model folder: safetensors and JSON, no pickle."""
-        check_is_fitted(self)
-        params = {k: v for k, v in self.get_params(deep=False).items() if k not in ("module", "random_state")}
-        if isinstance(params.get("class_weight"), Mapping):  # JSON has names of text alone; a model is not fitted by it
-            params["class_weight"] = None
-        names = [k for k in self._fitted_names if k in vars(self) and k not in ("networks_", "objectives_")]
-        networks = [
-            {"architecture": describe(n), "state": dict(n.state_dict()), "objective": dict(o.state_dict())}
-            for n, o in zip(self.networks_, self.objectives_, strict=True)
-        ]
-        content = {"kind": type(self).__name__, "params": plain(params), "networks": networks}
-        fitted = {k: v.content() if isinstance(v := vars(self)[k], TableEncoder) else v for k in names}
-        write_folder(path, content | {"fitted": {k: plain(v) for k, v in fitted.items()}})
+        write_folder(path, content_of(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, module: Module | None = None) -> Self:
@@ -108,11 +97,16 @@ class Stored(WholeFit):
         features = columns if self.encoder_ is None else (len(self.encoder_.names),)
         shapes: dict[str, tuple[int, ...]] = {"x_mean_": features, "x_scale_": features, "feature_names_in_": columns}
         shapes |= {"x_squash_": (4, *features), "shares_": (len(self.networks_),)}
-        for name, shape in (shapes | self._shapes(torch.zeros(1, *features, dtype=torch.float64))).items():
-            if np.shape(vars(self).get(name, np.empty(shape))) != shape:
-                raise ValueError(f"`{name}` of a {kind} must have the shape {shape}; got {np.shape(vars(self)[name])}.")
+        self._check_shapes(shapes)  # first: what is only said must not be allocated
+        self._check_shapes(self._shapes(torch.zeros(1, *features, dtype=torch.float64)))
         if not all(map(settled, self.networks_, self.objectives_)):
             raise ValueError(f"The weights of a {kind} must be finite; got nan or infinity.")
+
+    def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        for name, shape in shapes.items():
+            if name in vars(self) and np.shape(vars(self)[name]) != shape:
+                got = np.shape(vars(self)[name])
+                raise ValueError(f"`{name}` of a {type(self).__name__} must have the shape {shape}; got {got}.")
 
     @abstractmethod
     def _shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
@@ -129,3 +123,19 @@ class Stored(WholeFit):
     @abstractmethod
     def _network(self, n_inputs: int, n_outputs: int, member: Member) -> nn.Module:
         """A fresh network."""
+
+
+def content_of(estimator: Stored) -> dict[str, Any]:
+    """What a model folder holds of the fitted estimator."""
+    check_is_fitted(estimator)
+    params = {k: v for k, v in estimator.get_params(deep=False).items() if k not in ("module", "random_state")}
+    if isinstance(params.get("class_weight"), Mapping):  # JSON has names of text alone; a model is not fitted by it
+        params["class_weight"] = None
+    names = [k for k in estimator._fitted_names if k in vars(estimator) and k not in ("networks_", "objectives_")]
+    networks = [
+        {"architecture": describe(n), "state": dict(n.state_dict()), "objective": dict(o.state_dict())}
+        for n, o in zip(estimator.networks_, estimator.objectives_, strict=True)
+    ]
+    content = {"kind": type(estimator).__name__, "params": plain(params), "networks": networks}
+    fitted = {k: v.content() if isinstance(v := vars(estimator)[k], TableEncoder) else v for k in names}
+    return content | {"fitted": {k: plain(v) for k, v in fitted.items()}}

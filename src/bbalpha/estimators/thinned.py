@@ -1,19 +1,19 @@
 """The passes of a plain network under shared masks, without the engine's way there: for one row a tenth of the time.
 
-With masks that all rows share, a pass is one thinned network. Which units it lacks follows from rates, widths and seed;
-it is asked of `bbalpha.sample` once and remembered, so that these passes are those of any other way.
+With masks that all rows share, a pass is one thinned network. Which units it lacks follows from rates, widths and seed:
+it is drawn once as the engine draws it, and remembered, so that these passes are those of any other way.
 """
 
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bbalpha._engine.chains import kept_units
+from bbalpha._kernels import Passes
 from bbalpha._torch import is_hooked
-from bbalpha.sampling import sample
 
 _PLAIN = (nn.Linear, nn.ReLU, nn.SiLU, nn.Dropout)
 _BLOCK = 2**20  # activations worked on together
@@ -33,6 +33,7 @@ def thinned_passes(network: Any, x: Tensor, n_passes: int, *, seed: int, balance
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.SiLU(), nn.Dropout(0.5), nn.Linear(8, 1)).double()
     >>> x = torch.zeros(3, 2, dtype=torch.float64)
     >>> a = thinned_passes(net, x, 4, seed=1, balanced=True)
+    >>> from bbalpha import sample
     >>> torch.allclose(a, sample(net, x, 4, masks="shared", seed=1))
     True
     """
@@ -67,17 +68,5 @@ def _run(network: Any, h: Tensor, masks: list[Tensor], parameters: list[Any], n_
 @lru_cache(maxsize=256)
 def _masks(sites: tuple[Site, ...], n_passes: int, seed: int, balanced: bool) -> tuple[tuple[Tensor, float], ...]:
     """Which units at each site are kept in each pass (K, 1, width), and what these are multiplied by."""
-    found = []
-    for i, (width, rate) in enumerate(sites):
-        layers: list[nn.Module] = []
-        for before, after in pairwise(sites[: i + 1]):  # constant ones between the sites
-            between: Any = nn.utils.skip_init(nn.Linear, before[0], after[0])
-            nn.init.zeros_(between.weight)
-            nn.init.ones_(between.bias)
-            layers += [nn.Dropout(before[1]), between]
-        chain = nn.Sequential(*layers, nn.Dropout(rate)).double()
-        ones = torch.ones(1, sites[0][0], dtype=torch.float64)
-        factors: Any = sample(chain, ones, n_passes, masks="shared", seed=seed, balanced=balanced)
-        factors = factors.detach().reshape(n_passes, 1, width)
-        found.append((factors > 0, factors.amax().item()))  # a byte a unit: a service is asked with many seeds
-    return tuple(found)
+    passes = Passes(seed, 0, n_passes, together=n_passes if balanced else 0)
+    return tuple(kept_units(passes, (1, width), rate) for width, rate in sites)  # a byte a unit: many seeds are asked

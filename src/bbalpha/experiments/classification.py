@@ -143,7 +143,7 @@ def run(unit: Unit, config: Config, digits: Digits, folder: Path, *, progress: b
 
 
 def reproduce(
-    *, models: Sequence[str], alphas: Sequence[float], seeds: int, jobs: int = 1, quick: bool, out: Path
+    *, models: Sequence[str], alphas: Sequence[float], seeds: int, jobs: int | None = 1, quick: bool, out: Path
 ) -> str:
     """Run what is missing in `out`/classification/<model>.json, draw the figures, and tell the last scores.
 
@@ -151,7 +151,8 @@ def reproduce(
         models: dense, cnn.
         alphas: Of the alpha networks.
         seeds: Networks of each kind.
-        jobs: Networks trained side by side, each in a process with one thread.
+        jobs: Networks trained side by side, each in a process with one thread; None is as the
+            `joblib.parallel_config` around it says.
         quick: 5,000 training rows, a few epochs, one seed.
         out: The folder of results.
     """

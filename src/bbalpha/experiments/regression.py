@@ -4,6 +4,7 @@
 
 Writes one file a data set, out/regression/<dataset>.json. Work is done in units (the search of a split, the final
 networks of a method, a baseline on a split); what a finished unit found is on disk, and the command goes on behind it.
+Units hang on those of an earlier stage alone, so that a cluster runs them side by side, to the same bits.
 Seeds are the numbers of the splits; a population that is trained in other parts rounds differently.
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 from bbalpha.data.sets import load_uci
 from bbalpha.experiments import baselines, skeleton
 from bbalpha.experiments.results import Ledger, Row
-from bbalpha.experiments.search import Choice, config_for, search
+from bbalpha.experiments.search import Choice, Config, config_for, search
 from bbalpha.experiments.variants import VARIANTS, Job, fit_and_score
 
 DATASETS = ("boston", "concrete", "energy", "wine", "yacht", "kin8nm", "power", "naval", "protein")
@@ -27,8 +28,9 @@ SEED = 0
 
 
 def reproduce(
-    *, datasets: Sequence[str], alphas: Sequence[float], splits: int, methods: Sequence[str], quick: bool, out: Path
-) -> str:
+    *, datasets: Sequence[str], alphas: Sequence[float], splits: int, methods: Sequence[str], quick: bool, out: Path,
+    jobs: int | None = 1,
+) -> str:  # fmt: skip
     """Run what is missing of the table; returns where it is.
 
     Args:
@@ -38,6 +40,7 @@ def reproduce(
         methods: Of `METHODS`; empty is all. "bbalpha-cv" brings the rows of "bbalpha" that it chooses from.
         quick: Two small sets, one split and few steps, into out/regression-quick.
         out: The folder of results.
+        jobs: Units side by side; None is as the `joblib.parallel_config` around it says.
     """
     for name, given, known in (("datasets", datasets, (*DATASETS, "year")), ("methods", methods, METHODS)):
         wrong = [g for g in given if g not in known]
@@ -48,10 +51,9 @@ def reproduce(
         Table(name, alphas or (0.0, 0.5, 1.0), 1 if quick else splits, chosen, quick=quick, out=Path(out))
         for name in datasets or (QUICK if quick else DATASETS)
     ]
-    with skeleton.threads(1):  # products this small are faster so
-        for table in tables:
-            skeleton.run_units(table.kept, table.units(), table.work, state=table.state)
-            skeleton.forget(table.state)  # every choice is in the rows now
+    for table in tables:
+        table.run(jobs)
+        skeleton.forget(table.state)  # every choice is in the rows now
     return f"{len(tables)} data sets in {tables[0].kept.path.parent}; figures and tables: make figures, make tables."
 
 
@@ -74,6 +76,11 @@ class _Step(skeleton.Unit):
     @property
     def part(self) -> str:
         return self.method
+
+    @property
+    def stage(self) -> int:
+        """Searches, what is trained, and what chooses from rows: each hangs on the stages before it alone."""
+        return 0 if self.is_search else 2 if self.method == "bbalpha-cv" else 1
 
     def done(self, kept: Ledger) -> bool:
         return False  # what is done is no step
@@ -117,13 +124,14 @@ class Table:
                 found += [*searches, _Step(method, tuple(missing))]
         return found
 
-    def work(self, step: _Step, _: Path) -> list[Row]:
-        """The rows of a step."""
-        if step.is_search:
-            return self._search(step)
-        if step.method in VARIANTS:
-            return self._fit(step)
-        return (self._cross_validated if step.method == "bbalpha-cv" else self._baseline)(step.method, step.cells[0][0])
+    def run(self, jobs: int | None) -> None:
+        """Run what is missing, stage by stage."""
+        for stage in range(3):
+            units = [step for step in self.units() if step.stage == stage]
+            own = [row for row in self.kept.rows if row["method"] == "bbalpha" and row["alpha"] in self.alphas]
+            work = _Work(self.data.name, self.config, self.quick, self._choices(), own)
+            elsewhere = None if stage else self.searched
+            skeleton.run_units(self.kept, units, work, state=self.state, jobs=jobs, elsewhere=elsewhere)
 
     def _searches(
         self, method: str, missing: Sequence[tuple[int, float]], known: set[tuple[str, float, int]]
@@ -162,19 +170,47 @@ class Table:
         ]
         return {(r["method"], r["alpha"] or 0.0, r["split"]): _choice(r) for r in [*rows, *self.searched.rows]}
 
+
+@dataclass(frozen=True)
+class _Work:
+    """How a step is run, in whatever process: what it needs of the table and of the stages before.
+
+    Attributes:
+        name: Of the data set, which a process finds by itself.
+        config: As in the table.
+        quick: Likewise.
+        choices: {(method, alpha, split): hyper-parameters} so far.
+        rows: Those of "bbalpha" so far.
+    """
+
+    name: str
+    config: Config
+    quick: bool
+    choices: dict[tuple[str, float, int], Choice]
+    rows: Sequence[Row]
+
+    def __call__(self, step: _Step, _: Path) -> list[Row]:
+        """The rows of a step."""
+        with skeleton.threads(1):  # products this small are faster so
+            if step.is_search:
+                return self._search(step)
+            if step.method in VARIANTS:
+                return self._fit(step)
+            kind = self._cross_validated if step.method == "bbalpha-cv" else self._baseline
+            return kind(step.method, step.cells[0][0])
+
     def _search(self, step: _Step) -> list[Row]:
         splits, alphas = _parts(step.cells)
-        train = [self.data.split(split)[0] for split in splits]
+        data = load_uci(self.name)
+        train = [data.split(split)[0] for split in splits]
         config = VARIANTS[step.method].config(self.config)
-        best = search(self.data.X, self.data.y, train, config, alphas=alphas, seeds=splits)
-        found = [self._row(step.method, alpha, splits[i], choice.row()) for (i, alpha), choice in best.items()]
-        self.searched.add(found, seconds=0.0)
-        return []
+        best = search(data.X, data.y, train, config, alphas=alphas, seeds=splits)
+        return [self._row(step.method, alpha, splits[i], choice.row()) for (i, alpha), choice in best.items()]
 
     def _fit(self, step: _Step) -> list[Row]:
-        variant, choices = VARIANTS[step.method], self._choices()
-        jobs = [Job(s, a, choices[variant.chosen or step.method, a, s]) for s, a in step.cells]
-        scores = fit_and_score(self.data, variant, jobs, self.config)
+        variant = VARIANTS[step.method]
+        jobs = [Job(s, a, self.choices[variant.chosen or step.method, a, s]) for s, a in step.cells]
+        scores = fit_and_score(load_uci(self.name), variant, jobs, self.config)
         return [
             self._row(step.method, job.alpha if variant.labelled else None, job.split, score | job.choice.row())
             for job, score in zip(jobs, scores, strict=True)
@@ -182,22 +218,19 @@ class Table:
 
     def _cross_validated(self, method: str, split: int) -> list[Row]:
         """The row of the alpha whose network did best on the validation rows."""
-        rows = [
-            row
-            for row in self.kept.rows
-            if row["method"] == "bbalpha" and row["split"] == split and row["alpha"] in self.alphas
-        ]
+        rows = [row for row in self.rows if row["split"] == split]
         best = min(rows, key=lambda row: row["validation_nll"] if row["validation_nll"] is not None else math.inf)
         return [best | {"method": method, "alpha": None, "chosen_alpha": best["alpha"]}]
 
     def _baseline(self, method: str, split: int) -> list[Row]:
-        parts = [(self.data.X[rows], self.data.y[rows]) for rows in self.data.split(split)]
+        data = load_uci(self.name)
+        parts = [(data.X[rows], data.y[rows]) for rows in data.split(split)]
         (x, y), (x_test, y_test) = parts
         scores = baselines.METHODS[method](x, y, x_test, y_test, seed=split, quick=self.quick)
         return [self._row(method, None, split, scores)]
 
     def _row(self, method: str, alpha: float | None, split: int, values: dict[str, Any]) -> Row:
-        return {"dataset": self.data.name, "method": method, "alpha": alpha, "split": split, **values}
+        return {"dataset": self.name, "method": method, "alpha": alpha, "split": split, **values}
 
 
 def _parts(cells: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:

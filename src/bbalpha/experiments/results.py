@@ -6,13 +6,13 @@ A long run keeps a `Ledger`: rows are on disk as soon as they are known, and a r
 """
 
 import json
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bbalpha import checkpoint
+from bbalpha._files import replace_file, writing
 
 Row = dict[str, Any]
 PACKAGES = ("bbalpha", "torch", "numpy", "scikit-learn", "gpytorch", "numpyro", "jax")
@@ -20,7 +20,7 @@ PACKAGES = ("bbalpha", "torch", "numpy", "scikit-learn", "gpytorch", "numpyro", 
 
 def write(
     path: str | Path, *, command: str, seed: int, seconds: float, rows: Sequence[Row],
-    parts: dict[str, float] | None = None, settings: Mapping[str, Any] | None = None,
+    parts: dict[str, float] | None = None, settings: Mapping[str, Any] | None = None, releases: Sequence[str] = (),
 ) -> Path:  # fmt: skip
     """The path of the results file, written under a temporary name and renamed.
 
@@ -32,10 +32,14 @@ def write(
         rows: Flat records; nan and infinite numbers become null.
         parts: What the seconds went into, where that is known: {method: seconds}.
         settings: What is the same for all rows, where that is not in the command: {name: value}.
+        releases: Earlier releases of bbalpha that rows are from.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    content: dict[str, Any] = {"command": command, "versions": versions(), "seed": seed, "seconds": round(seconds, 1)}
+    made_with = versions()
+    if releases:
+        made_with["bbalpha"] = ", ".join(dict.fromkeys([*releases, made_with["bbalpha"]]))
+    content: dict[str, Any] = {"command": command, "versions": made_with, "seed": seed, "seconds": round(seconds, 1)}
     if parts:
         content["seconds_of"] = {part: round(value, 1) for part, value in parts.items()}
     text = json.dumps(content, indent=1)[:-2]
@@ -44,9 +48,8 @@ def write(
         text += f',\n "settings": {{\n{lines}\n }}'
     lines = ",\n".join("  " + json.dumps({k: _plain(v) for k, v in row.items()}) for row in rows)
     text += f',\n "rows": [\n{lines}\n ]\n}}\n'
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.replace(path)
+    with writing(path):
+        replace_file(path, text.encode())
     return path
 
 
@@ -67,6 +70,8 @@ class Ledger:
         command: What a person types to get it whole.
         seed: Of the whole run; a file of another seed, of other versions or of other settings is refused.
         settings: Of the whole run, {name: what JSON can hold}; a file that was begun without them goes on without.
+        any_release: Whether rows of several releases of bbalpha may stand together, all of them named; for comparisons
+            whose other rows would be lost.
 
     >>> import tempfile
     >>> ledger = Ledger(tempfile.mkdtemp() + "/x.json", command="make x", seed=0)
@@ -75,17 +80,24 @@ class Ledger:
     (True, False)
     """
 
-    def __init__(self, path: str | Path, *, command: str, seed: int, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: str | Path, *, command: str, seed: int, settings: Mapping[str, Any] | None = None,
+        any_release: bool = False,
+    ) -> None:  # fmt: skip
         self.path, self.command, self.seed = Path(path), command, seed
         self.settings: dict[str, Any] = json.loads(json.dumps(dict(settings or {})))  # tuples as lists
         self.rows: list[Row] = []
         self.seconds = 0.0
         self.parts: dict[str, float] = {}
+        self.releases: list[str] = []
         if self.path.exists():
             content = read(self.path)
             self.settings = self.settings if "settings" in content else {}
             now = {"seed": seed, **versions(), **self.settings}
             then = {"seed": content["seed"], **content["versions"], **content.get("settings", {})}
+            if any_release:
+                self.releases = then["bbalpha"].split(", ")
+                now["bbalpha"] = then["bbalpha"]
             other = [name for name in {**now, **then} if now.get(name) != then.get(name)]
             if other:
                 wanted, got = (", ".join(f"{name} {facts.get(name)}" for name in other) for facts in (now, then))
@@ -106,7 +118,7 @@ class Ledger:
             self.parts[part] = self.parts.get(part, 0.0) + seconds
         write(
             self.path, command=self.command, seed=self.seed, seconds=self.seconds, rows=self.rows, parts=self.parts,
-            settings=self.settings,
+            settings=self.settings, releases=self.releases,
         )  # fmt: skip
 
 

@@ -3,6 +3,8 @@
     kept = open_ledger(path, command="bbalpha reproduce x", quick=False, seed=0, settings=asdict(config))
     state = state_folder(path, settings=asdict(config))
     run_units(kept, units, partial(run_one, config), state=state, jobs=2)     # run_one(config, unit, folder) -> rows
+    with spreading("dask", scheduler=address):
+        run_units(kept, units, partial(run_one, config), state=state, jobs=None)      # on a cluster, to the same rows
 
 The rows of a unit are in the results as soon as it is done, and it is not run again. A unit that was cut off finds in
 its folder what it left there; the folder goes when the rows are in. New is a config, its units and how one is run.
@@ -13,18 +15,17 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from tqdm import tqdm
 
+from bbalpha._spread import spread
 from bbalpha.experiments import results
 from bbalpha.experiments.results import Ledger, Row
 
@@ -87,20 +88,27 @@ def forget(folder: Path) -> None:
         above.rmdir()
 
 
-def run_units(kept: Ledger, units: Sequence[_U], work: Work[_U], *, state: Path, jobs: int = 1) -> None:
+def run_units(
+    kept: Ledger, units: Sequence[_U], work: Work[_U], *, state: Path, jobs: int | None = 1,
+    elsewhere: Ledger | None = None,
+) -> None:  # fmt: skip
     """Run the units that are not done, in their order, and put their rows into `kept`.
 
     Args:
         kept: The results.
         units: All of them.
         work: How one is run. With several jobs it goes to other processes: a module's function, or a `partial` of one.
-        state: The folder of what is unfinished.
-        jobs: Units side by side; nothing new is begun once one has failed.
+        state: The folder of what is unfinished; on a cluster one that all its machines see.
+        jobs: Units side by side; nothing new is begun once one has failed. None is as the `joblib.parallel_config`
+            around it says.
+        elsewhere: Where the rows go in place of `kept`, which then notes the seconds alone.
     """
     missing = [unit for unit in units if not unit.done(kept)]
     with tqdm(total=len(missing), unit="unit", desc=kept.path.stem, disable=None) as bar:
         for unit, (rows, seconds) in zip(missing, _made(missing, work, state, jobs), strict=True):
-            kept.add(rows, seconds=seconds, part=unit.part)
+            if elsewhere is not None:
+                elsewhere.add(rows, seconds=0.0)
+            kept.add([] if elsewhere is not None else rows, seconds=seconds, part=unit.part)
             forget(state / unit.name)
             bar.update()
             bar.set_postfix_str(f"last: {unit.label}")
@@ -117,19 +125,14 @@ def threads(n: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _made(units: Sequence[_U], work: Work[_U], state: Path, jobs: int) -> Iterator[tuple[list[Row], float]]:
+def _made(units: Sequence[_U], work: Work[_U], state: Path, jobs: int | None) -> Iterator[tuple[list[Row], float]]:
     """The rows of each unit and the seconds they took, in their order."""
-    timed, folders = partial(_timed, work), [state / unit.name for unit in units]
-    if jobs == 1:
-        yield from map(timed, units, folders)
-    else:
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            yield from pool.map(timed, units, folders)
+    return spread(partial(_timed, work, state), units, jobs=jobs)
 
 
-def _timed(work: Work[_U], unit: _U, folder: Path) -> tuple[list[Row], float]:
+def _timed(work: Work[_U], state: Path, unit: _U) -> tuple[list[Row], float]:
     start = time.perf_counter()
-    return work(unit, folder), time.perf_counter() - start
+    return work(unit, state / unit.name), time.perf_counter() - start
 
 
 def extra(name: str) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from bbalpha._files import replace_file
+from bbalpha.checks import check_path
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -132,7 +133,9 @@ def rendered(page: Page) -> str:
 
 def write_report(html: str, path: str | os.PathLike[str]) -> Path:
     """The path of the page, written whole or not at all."""
-    target = Path(path).resolve()
+    if not isinstance(html, str):
+        raise TypeError(f"`html` must be text; got {type(html).__name__}.")
+    target = Path(check_path("path", path)).resolve()
     if target.is_dir():
         raise IsADirectoryError(f"The report must be a file; {os.fspath(path)!r} is a folder: give report.html in it.")
     if not target.parent.is_dir():

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bbalpha.checks import check_path
 from bbalpha.report import paper_attacks, paper_digits, paper_tables
 from bbalpha.report.page import Commands, Page, Points, Section, Table, Text, rendered
 from bbalpha.report.paper_parts import Part, missing
@@ -26,7 +27,7 @@ def paper_report(results: str | os.PathLike[str]) -> str:
     Args:
         results: The folder that `bbalpha reproduce` wrote to. What is not in it is named, with the command for it.
     """
-    folder = Path(results)
+    folder = Path(check_path("results", results))
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {str(folder)!r}; `bbalpha reproduce regression` makes one.")
     parts, absent = [], []

@@ -9,10 +9,10 @@ batch. All that is here happens in the thread of the event loop, but for the wor
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from bbalpha.serve.limits import Limits, RefusedError
 from bbalpha.serve.metrics import Metrics
@@ -36,6 +36,19 @@ class _Job:
     rows: Sequence[Any]
     work: Work
     answers: asyncio.Future[list[Any]]
+
+
+class _Waits(Protocol):
+    """What can be taken."""
+
+    @property
+    def key(self) -> Hashable: ...
+
+    @property
+    def rows(self) -> Sequence[Any]: ...
+
+
+_J = TypeVar("_J", bound=_Waits)
 
 
 class Batcher:
@@ -100,17 +113,7 @@ class Batcher:
 
     def _taken(self) -> list[_Job]:
         """The first that waits and those of its key, as many as may go together; the others stay in their order."""
-        jobs: list[_Job] = []
-        others: deque[_Job] = deque()
-        n_rows = 0
-        for job in self._waiting:
-            fits = len(jobs) < self._limits.batch_requests and n_rows + len(job.rows) <= self._limits.batch_rows
-            if not jobs or (job.key == jobs[0].key and fits):
-                jobs.append(job)
-                n_rows += len(job.rows)
-            else:
-                others.append(job)
-        self._waiting = others
+        jobs, self._waiting = taken(self._waiting, self._limits)
         return jobs
 
     def _ended(self, jobs: list[_Job], batch: "asyncio.Future[list[list[Any] | ValueError]]") -> None:
@@ -125,6 +128,21 @@ class Batcher:
             else:
                 job.answers.set_result(answers)
         self._start()
+
+
+def taken(waiting: Iterable[_J], limits: Limits) -> tuple[list[_J], deque[_J]]:
+    """Of jobs that wait, each with `key` and `rows`: those that go together now, and those that wait on."""
+    jobs: list[_J] = []
+    others: deque[_J] = deque()
+    n_rows = 0
+    for job in waiting:
+        fits = len(jobs) < limits.batch_requests and n_rows + len(job.rows) <= limits.batch_rows
+        if not jobs or (job.key == jobs[0].key and fits):
+            jobs.append(job)
+            n_rows += len(job.rows)
+        else:
+            others.append(job)
+    return jobs, others
 
 
 def together(jobs: Sequence[_Job]) -> list[list[Any] | ValueError]:

@@ -49,6 +49,8 @@ class Field:
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> "Field":
         """The field that `told` gave."""
+        if not isinstance(told["name"], str) or told["kind"] not in ("number", "flag", "date", "span", "level"):
+            raise ValueError(f"a field must have a name and a kind; got {told['name']!r:.40} and {told['kind']!r:.40}")
         return cls(**{**told, "levels": tuple(told["levels"])})
 
 

@@ -7,17 +7,21 @@ write_table(frame, "out.parquet")
 """
 
 import io
+import lzma
 import os
 import sys
+import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bbalpha._files import replace_file
+from bbalpha._parquet import SUFFIXES, needs_pyarrow
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-_TABBED, _PARQUET = (".tsv", ".tab"), (".parquet", ".pq")
+_TABBED = (".tsv", ".tab")
 # of a column of text, all of whose cells must be of one of these; where two would do, none is taken
 _DATES = ("ISO8601", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%b %d %Y", "%d %b %Y")
 
@@ -34,7 +38,7 @@ def read_table(path: str | os.PathLike[str], *, dates: bool = True) -> "DataFram
     try:
         if name == "-":
             frame = pandas.read_csv(io.StringIO(sys.stdin.read()))
-        elif Path(name).suffix.lower() in _PARQUET:
+        elif Path(name).suffix.lower() in SUFFIXES:
             frame = _read_parquet(pandas, name)
         else:
             tabs = any(end in _TABBED for end in map(str.lower, Path(name).suffixes))
@@ -43,6 +47,8 @@ def read_table(path: str | os.PathLike[str], *, dates: bool = True) -> "DataFram
         raise FileNotFoundError(f"There is no file {name!r}.") from error
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise ValueError(f"{name!r} must be a table with a line of names, commas between cells; {error}.") from error
+    except (EOFError, zlib.error, zipfile.BadZipFile, lzma.LZMAError) as error:  # of what is compressed
+        raise ValueError(f"{name!r} is damaged: {error}.") from error
     if not len(frame):
         raise ValueError(f"{name!r} must hold at least one row; it has names alone.")
     frame.columns = [str(column) for column in frame.columns]
@@ -62,8 +68,8 @@ def write_table(frame: "DataFrame", path: str | os.PathLike[str] | None) -> None
         sys.stdout.write(frame.to_csv(index=False))
         return
     data = io.BytesIO()
-    if Path(name).suffix.lower() in _PARQUET:
-        _needs_pyarrow()
+    if Path(name).suffix.lower() in SUFFIXES:
+        needs_pyarrow()
         frame.to_parquet(data, index=False)
     else:
         frame.to_csv(data, index=False, sep="\t" if Path(name).suffix.lower() in _TABBED else ",")
@@ -94,7 +100,7 @@ def _date(column: "Series[Any]") -> Any:
 
 
 def _read_parquet(pandas: Any, name: str) -> "DataFrame":
-    _needs_pyarrow()
+    needs_pyarrow()
     from pyarrow.lib import ArrowInvalid
 
     try:
@@ -102,13 +108,6 @@ def _read_parquet(pandas: Any, name: str) -> "DataFrame":
     except ArrowInvalid as error:
         raise ValueError(f"{name!r} must be a Parquet file; {error}.") from error
     return found
-
-
-def _needs_pyarrow() -> None:
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise ImportError("Parquet needs pyarrow: pip install pyarrow; or write the table as CSV.") from error
 
 
 def _pandas() -> Any:

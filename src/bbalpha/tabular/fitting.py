@@ -20,7 +20,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from bbalpha import metrics
 from bbalpha.checkpoint import versions
-from bbalpha.checks import check_share
+from bbalpha.checks import check_count, check_flag, check_number, check_settings, check_share
 from bbalpha.detection import conformal_threshold
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor
 from bbalpha.estimators.cells import read, text
@@ -68,11 +68,14 @@ def fit_table(
         source: The name of the file, for the card.
     """
     start = time.perf_counter()
+    _check(frame, target, alpha, budget, seed, verbose)
     frame, y, task = with_target(frame, target, task)
     names = [target, *leave_out] + ([group] if group else [])
     odd = [name for name in (*names, *([time_column] if time_column else [])) if name not in frame.columns]
     if odd:
         raise ValueError(f"The table has no column {odd[0]!r}; it has {', '.join(map(str, frame.columns[:20]))}.")
+    if target in (group, time_column, *leave_out):
+        raise ValueError(f"The target {target!r} must not be the group, the time or left out: it is to be predicted.")
     columns, why = usable(frame, names)
     if not columns:
         raise ValueError(f"The table must have a column to predict {target!r} from; it has none that can be used.")
@@ -128,6 +131,19 @@ def scores(model: TableModel, frame: "DataFrame", y: Array) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------------------ helpers
+
+
+def _check(frame: Any, target: Any, alpha: Any, budget: Any, seed: Any, verbose: Any) -> None:
+    """What the estimator would say only after a look at all the rows."""
+    if not hasattr(frame, "columns"):
+        raise TypeError(f"`frame` must be a pandas.DataFrame; got {type(frame).__name__}.")
+    if not isinstance(target, str):
+        raise TypeError(f"`target` must be the name of a column; got {target!r}.")
+    if alpha != "auto":
+        check_number("alpha", alpha)
+    check_settings({"budget": budget})
+    check_count("seed", seed, least=0, most=2**32 - 1)
+    check_flag("verbose", verbose)
 
 
 def with_target(frame: "DataFrame", target: str, task: str) -> tuple["DataFrame", Array, Task]:

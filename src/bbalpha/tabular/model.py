@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bbalpha import _files as folders
-from bbalpha.checks import check_count, check_inner_share
+from bbalpha.checkpoint import CorruptModelError, read_folder, write_folder
+from bbalpha.checks import check_count, check_inner_share, check_number
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor
 from bbalpha.estimators.base import load_estimator
+from bbalpha.estimators.storing import content_of
 from bbalpha.tabular.fields import Field, Task
 
 if TYPE_CHECKING:
@@ -82,7 +83,12 @@ class Card:
         if told.get("format") != _FORMAT:
             raise ValueError(f"{CARD} must have format {_FORMAT}; got {told.get('format')!r}.")
         values = {name: value for name, value in told.items() if name != "format"}
-        return cls(**{**values, "fields": tuple(Field.of(f) for f in told["fields"])})
+        card = cls(**{**values, "fields": tuple(Field.of(f) for f in told["fields"])})
+        if card.task not in ("regression", "classification") or not isinstance(card.target, str):
+            raise ValueError(f"a card must name a task and a target; got {card.task!r:.40} and {card.target!r:.40}")
+        if card.threshold is not None:
+            check_number("threshold", card.threshold)
+        return card
 
 
 @dataclass(frozen=True)
@@ -100,23 +106,22 @@ class TableModel:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "TableModel":
         """The model in a folder of `bbalpha fit`, or of an estimator's `save`."""
-        estimator = load_estimator(path)
+        estimator, beside = load_estimator(path), read_folder(path).beside
         file = Path(path) / CARD
-        if not file.is_file():
+        if CARD not in beside:
+            if file.exists():
+                raise CorruptModelError(f"{str(file)!r} was not written with this model. Fit the model again.")
             return cls(estimator, _bare_card(estimator))
         try:
-            card = Card.of(json.loads(file.read_bytes()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{str(file)!r} is damaged: {error}. Fit the model again.") from error
+            card = Card.of(json.loads(beside[CARD]))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CorruptModelError(f"{str(file)!r} is damaged: {error}. Fit the model again.") from error
         return cls(estimator, card)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model as a folder: safetensors and JSON, no pickle."""
-        self.estimator.save(path)
-        target = Path(os.path.realpath(path))
         data = json.dumps(_plain(self.card.told()), indent=1, allow_nan=False).encode()
-        with folders.writing(target):
-            folders.replace_file(target / CARD, data)
+        write_folder(path, content_of(self.estimator), beside={CARD: data})
 
     @property
     def task(self) -> Task:

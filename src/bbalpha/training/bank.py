@@ -22,6 +22,7 @@ from bbalpha._balance import Tape, is_balanced
 from bbalpha._kernels import Noise, draw_balanced, draw_rates, pass_seeds, step_seed, units_per_word
 from bbalpha._student import student_losses
 from bbalpha._torch import where_above
+from bbalpha.checks import check_real
 from bbalpha.networks import mlp
 from bbalpha.objectives import GaussianNLL, class_losses, gaussian_losses
 
@@ -405,10 +406,10 @@ class SplitNLL(GaussianNLL):
 
 def tables(x: Any, y: Any, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
     """Inputs (N, F) and targets (N, D) in double precision (inputs in single if so given); class indices (N,)."""
-    inputs, target = _own(x), _own(y)
+    inputs, target = _own("x", x), _own("y", y)
     if inputs.dtype != torch.float32:  # what comes in single precision is not copied
         inputs = inputs.double()
-    if inputs.ndim != 2 or len(target) != len(inputs):
+    if inputs.ndim != 2 or target.ndim == 0 or len(target) != len(inputs):
         raise ValueError(
             f"`x` must be (N, F) with a row for each of `y`; got {tuple(inputs.shape)}, {tuple(target.shape)}."
         )
@@ -420,9 +421,14 @@ def tables(x: Any, y: Any, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
     return inputs, classes
 
 
-def _own(values: Any) -> Tensor:
+def _own(name: str, values: Any) -> Tensor:
     """A tensor; a copy of an array that may not be written to."""
-    return values if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
+    try:
+        own = values if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"`{name}` must hold numbers; got {type(values).__name__}.") from error
+    check_real(name, own)
+    return own
 
 
 def standardiser(values: Table, average: Callable[[Table], Table]) -> tuple[Table, Table]:

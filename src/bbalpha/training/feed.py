@@ -1,4 +1,4 @@
-"""Batches for the training loop out of whatever the caller has: arrays, tensors, a Dataset, a DataLoader.
+"""Batches for the training loop out of whatever the caller has: arrays, tensors, a Dataset, a DataLoader, Parquet.
 
 A batch is (x, target, weight): x a tensor, a tuple or a mapping as `sample` takes it, weight None or (N,). A mapping
 that has "labels", as with Hugging Face, is x and target in one. The order of epoch e of arrays and Datasets follows
@@ -7,19 +7,20 @@ from (seed, e) alone, so any epoch can be gone through again.
 
 import random
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, default_collate
 
 from bbalpha._files import Restoring
 from bbalpha._kernels import epoch_seed
 from bbalpha._torch import tree_leaves, tree_map
 from bbalpha.training.fingerprint import digest, evenly, told
+from bbalpha.training.shards import Shards
 
 Batch = tuple[Any, Any, Tensor | None]
 
@@ -37,7 +38,7 @@ def order(n: int, *, seed: int, epoch: int) -> Tensor:
 
 
 class Source(Protocol):
-    """Where batches come from."""
+    """Where batches come from; one that can begin an epoch at any batch has `epoch_from(seed, epoch, batch)` too."""
 
     @property
     def n_data(self) -> int | None:
@@ -68,8 +69,8 @@ def source(data: Any, *, batch_size: int, dtype: torch.dtype, shuffle: bool = Tr
 
     Args:
         data: (x, target) or (x, target, weight) of arrays or tensors; a Dataset or DataLoader of such pairs; mappings
-            with "labels" in place of pairs.
-        batch_size: Rows a batch; a DataLoader has its own.
+            with "labels" in place of pairs; `Shards`.
+        batch_size: Rows a batch; a DataLoader and `Shards` have their own.
         dtype: Floating-point arrays are cast to it.
         shuffle: Whether rows are gone through in a new order every epoch.
         name: What errors call it.
@@ -77,13 +78,15 @@ def source(data: Any, *, batch_size: int, dtype: torch.dtype, shuffle: bool = Tr
     found: Source
     if isinstance(data, DataLoader):
         found = _Loader(data)
+    elif isinstance(data, Shards):
+        found = _Parts(data if shuffle else replace(data, shuffle=False, rank=0, world_size=1), dtype)
     elif _is_dataset(data):
         found = _Items(data, batch_size, shuffle)
     elif isinstance(data, Mapping) or (isinstance(data, (tuple, list)) and len(data) in (2, 3)):
-        found = _arrays(_batch(data), batch_size, dtype, shuffle, name)
+        found = _arrays(parts_of(data), batch_size, dtype, shuffle, name)
     else:
         raise TypeError(
-            f"`{name}` must be (x, target), (x, target, weight), a torch Dataset or a DataLoader; "
+            f"`{name}` must be (x, target), (x, target, weight), a torch Dataset, a DataLoader or Shards; "
             f"got {type(data).__name__}{f' of {len(data)}' if isinstance(data, (tuple, list)) else ''}."
         )
     if found.n_data == 0 or found.n_batches == 0:
@@ -93,11 +96,12 @@ def source(data: Any, *, batch_size: int, dtype: torch.dtype, shuffle: bool = Tr
 
 def held_out(data: Any, fraction: float, seed: int) -> tuple[Any, Any]:
     """Arrays or a Dataset split at random in training and validation rows."""
-    if isinstance(data, DataLoader):
-        raise TypeError("`validation` must be data of its own where `data` is a DataLoader; got a fraction.")
+    if isinstance(data, (DataLoader, Shards)):
+        kind = type(data).__name__
+        raise TypeError(f"`validation` must be data of its own where `data` is a {kind}; got a fraction.")
     if not 0 < fraction < 1:
         raise ValueError(f"`validation` must be data or a fraction between 0 and 1; got {fraction}.")
-    whole = data if _is_dataset(data) else _batch(data)
+    whole = data if _is_dataset(data) else parts_of(data)
     n = len(whole) if _is_dataset(data) else len(tree_leaves(whole)[0])
     if n < 2:
         raise ValueError(f"`data` must have at least two rows for some to be held out; got {n}.")
@@ -106,7 +110,7 @@ def held_out(data: Any, fraction: float, seed: int) -> tuple[Any, Any]:
     if _is_dataset(data):
         return Subset(data, rows[cut:].tolist()), Subset(data, rows[:cut].tolist())
     tensors = tuple(tree_map(torch.as_tensor, part) for part in whole if part is not None)
-    return tuple(_pick(t, rows[cut:]) for t in tensors), tuple(_pick(t, rows[:cut]) for t in tensors)
+    return tuple(pick(t, rows[cut:]) for t in tensors), tuple(pick(t, rows[:cut]) for t in tensors)
 
 
 def _is_dataset(data: Any) -> bool:
@@ -135,14 +139,14 @@ class _Arrays:
     def epoch(self, seed: int, epoch: int) -> Iterator[Batch]:
         rows = order(self.n_data, seed=seed, epoch=epoch) if self.shuffle else torch.arange(self.n_data)
         for chosen in rows.split(self.batch_size * 32):  # gathered by the dozen: batches are then slices
-            x, target = _pick(self.x, chosen), _pick(self.target, chosen)
+            x, target = pick(self.x, chosen), pick(self.target, chosen)
             weight = None if self.weight is None else self.weight[chosen]
             for i in range(0, len(chosen), self.batch_size):
                 part = slice(i, i + self.batch_size)
-                yield _pick(x, part), _pick(target, part), None if weight is None else weight[part]
+                yield pick(x, part), pick(target, part), None if weight is None else weight[part]
 
     def example(self) -> Any:
-        return _pick(self.x, torch.arange(min(self.n_data, 2)))
+        return pick(self.x, torch.arange(min(self.n_data, 2)))
 
     def fingerprint(self) -> dict[str, str]:
         return {"x": digest(self.x), "target": digest(self.target), "weight": digest(self.weight)}
@@ -171,14 +175,17 @@ class _Items:
         return -(-self.n_data // self.batch_size)
 
     def epoch(self, seed: int, epoch: int) -> Iterator[Batch]:
+        yield from map(parts_of, self.indexed(seed, epoch))
+
+    def indexed(self, seed: int, epoch: int) -> DataLoader[Any]:
+        """A loader of an epoch whose batches are numbers of rows before they are read."""
         rows: Sequence[int] = range(self.n_data)
         if self.shuffle:
             rows = order(self.n_data, seed=seed, epoch=epoch).tolist()
-        loader = DataLoader(self.dataset, batch_size=self.batch_size, sampler=rows)
-        yield from map(_batch, loader)
+        return DataLoader(self.dataset, batch_size=self.batch_size, sampler=rows)
 
     def example(self) -> Any:
-        return _batch(default_collate([self.dataset[i] for i in range(min(self.n_data, 2))]))[0]
+        return parts_of(default_collate([self.dataset[i] for i in range(min(self.n_data, 2))]))[0]
 
     def fingerprint(self) -> dict[str, str]:
         return _told_items(self.dataset, DataLoader(self.dataset))
@@ -206,15 +213,30 @@ class _Loader:
         return None if self.n_data is None else len(self.loader)
 
     def epoch(self, seed: int, epoch: int) -> Iterator[Batch]:
+        self._begin(epoch)
+        yield from map(parts_of, self.loader)
+
+    def indexed(self, seed: int, epoch: int) -> Any | None:
+        """The loader, if its batches are numbers of rows before they are read."""
+        if isinstance(self.loader.sampler, DistributedSampler):
+            raise ValueError(
+                "`data` must be the loader of a single process: its batches are dealt to the ranks by `fit`. Leave the "
+                "DistributedSampler out."
+            )
+        if self.n_data is None or self.loader.batch_sampler is None:
+            return None
+        self._begin(epoch)
+        return self.loader
+
+    def _begin(self, epoch: int) -> None:
         if hasattr(self.loader.sampler, "set_epoch"):
             self.loader.sampler.set_epoch(epoch)
-        yield from map(_batch, self.loader)
 
     def example(self) -> Any | None:
         if self.n_data is None:
             return None
         items = [self.loader.dataset[i] for i in range(min(len(self.loader.dataset), 2))]
-        return _batch(self.loader.collate_fn(items))[0]
+        return parts_of(self.loader.collate_fn(items))[0]
 
     def fingerprint(self) -> dict[str, str]:
         loader = self.loader
@@ -235,6 +257,42 @@ class _Loader:
         return {name: g for name, g in found.items() if g is not None}
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """Parquet, read as it is gone through."""
+
+    shards: Shards
+    dtype: torch.dtype
+
+    @property
+    def n_data(self) -> int:
+        return self.shards.n_rows
+
+    @property
+    def n_batches(self) -> int | None:
+        return self.shards.n_batches
+
+    def epoch(self, seed: int, epoch: int) -> Iterator[Batch]:
+        return self.epoch_from(seed, epoch, 0)
+
+    def epoch_from(self, seed: int, epoch: int, batch: int) -> Iterator[Batch]:
+        """The batches from number `batch` on, without reading those before."""
+        for x, target in self.shards.batches(seed, epoch, batch):
+            yield x.to(self.dtype), target.to(self.dtype) if target.is_floating_point() else target, None
+
+    def example(self) -> Tensor:
+        return self.shards.example().to(self.dtype)
+
+    def fingerprint(self) -> dict[str, str]:
+        return self.shards.fingerprint()
+
+    def rng(self) -> dict[str, Any]:
+        return {}
+
+    def set_rng(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
 def _arrays(data: Batch, batch_size: int, dtype: torch.dtype, shuffle: bool, name: str) -> _Arrays:
     def tensor(value: Any) -> Tensor:
         t = torch.as_tensor(value)
@@ -253,7 +311,7 @@ def _arrays(data: Batch, batch_size: int, dtype: torch.dtype, shuffle: bool, nam
         raise ValueError(f"The weights of `{name}` must be {n} numbers, none negative, not all 0.")
     used = weight > 0
     weight = weight[used] / weight[used].mean()
-    return _Arrays(_pick(x, used), _pick(target, used), weight, batch_size, shuffle, int(used.sum()))
+    return _Arrays(pick(x, used), pick(target, used), weight, batch_size, shuffle, int(used.sum()))
 
 
 def _check_finite(x: Any, name: str) -> None:
@@ -273,11 +331,13 @@ def _check_finite(x: Any, name: str) -> None:
                 )
 
 
-def _pick(value: Any, rows: Tensor | slice) -> Any:
+def pick(value: Any, rows: Tensor | slice) -> Any:
+    """Those rows of nested tensors."""
     return value[rows] if isinstance(value, Tensor) else tree_map(lambda t: t[rows], value)
 
 
-def _batch(batch: Any) -> Batch:
+def parts_of(batch: Any) -> Batch:
+    """What a batch holds: x, target and, where there is one, weight; x is as `sample` takes it."""
     if isinstance(batch, Mapping):
         if "labels" not in batch:
             raise ValueError(f"A batch that is a mapping must have its target as 'labels'; got {sorted(batch)}.")

@@ -3,9 +3,10 @@
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from bbalpha._engine.selection import Sites
 from bbalpha._kernels import step_seed
 from bbalpha._torch import tree_leaves, tree_map
 from bbalpha.checkpoint import CorruptModelError, check_state, write_state
+from bbalpha.distributed.joining import on_main
 from bbalpha.sampling import sample
 from bbalpha.training import fingerprint
-from bbalpha.training.feed import Batch, Source, rng_state, set_rng_state
+from bbalpha.training.feed import Source, rng_state, set_rng_state
 from bbalpha.training.resuming import KIND, check_same
+from bbalpha.training.spreading import Together, clip, local, whole
 
 Objective = Callable[..., Tensor]
 
@@ -67,6 +70,20 @@ class History:
     seconds: float
 
 
+def predictive_objective(objective: Objective) -> Objective:
+    """The objective at alpha = 1, minus the log of the predictive likelihood; itself where it has no `alpha`.
+
+    >>> from bbalpha.objectives import CrossEntropy
+    >>> predictive_objective(CrossEntropy(alpha=0.5))
+    CrossEntropy(alpha=1.0)
+    """
+    if not hasattr(objective, "alpha"):
+        return objective
+    scored = copy.copy(objective)
+    scored.alpha = 1.0
+    return scored
+
+
 def predictive_nll(
     model: nn.Module,
     data: Source,
@@ -77,23 +94,28 @@ def predictive_nll(
     balanced: bool,
     sites: Sites | None,
     seed: int,
+    together: Together | None = None,
 ) -> float:
-    """Negative log-likelihood a data point of the predictive distribution: the objective at alpha = 1."""
-    scored = objective
-    if hasattr(objective, "alpha"):
-        scored = copy.copy(objective)
-        scored.alpha = 1.0
+    """Negative log-likelihood a data point of the predictive distribution: the objective at alpha = 1.
+
+    Ranks that work `together` each take some of the batches.
+    """
+    scored = predictive_objective(objective)
     device = next(model.parameters()).device
     total, rows = 0.0, 0.0
     model.eval()
     with torch.no_grad():
         for i, batch in enumerate(data.epoch(seed, 0)):
+            if together is not None and not together.has(i):
+                continue
             x, target, weight = on_device(batch, device)
             own = step_seed(seed + 1, i)
             outputs = sample(model, x, n_passes, masks=masks, balanced=balanced, sites=sites, seed=own)
             n = float(Inputs.of(x, 0).rows or 0) if weight is None else float(weight.sum())
             total += n * float(scored(outputs, target) if weight is None else scored(outputs, target, weight))
             rows += n
+    if together is not None:
+        total, rows = together.total(total, rows)
     if not rows:
         raise ValueError("`validation` must give at least one row a time it is gone through; got none.")
     return total / rows
@@ -123,6 +145,7 @@ class Training:
     folder: Path | None
     every: int | None
     facts: dict[str, Any]
+    together: Together | None = None  # the other ranks of the job
     # what moves
     epoch: int = 0
     batch: int = 0
@@ -140,7 +163,9 @@ class Training:
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.steps_an_epoch = self.train.n_batches  # else learnt in the first epoch
         self.epoch_rng: dict[str, Any] = {}
-        self.fingerprint = self._fingerprint() if self.folder else {}
+        self.fingerprint = self._fingerprint() if self.folder or self.together else {}
+        if self.together is not None:
+            self.together.ranks.agree(self._told_alike(), "data")
 
     def __call__(self, bar: Any, state: Mapping[str, Any] | None) -> History:
         """Train to the end, from `state` on if there is one."""
@@ -149,7 +174,9 @@ class Training:
         bar.update(self.epoch)
         while not self.done:
             if not resumed:
-                self.epoch_rng = {"process": rng_state(), "data": self.train.rng()} if self.folder else {}
+                if self.together is not None:
+                    self.together.same_generators()
+                self.epoch_rng = {"process": self._rng(), "data": self.train.rng()} if self.folder else {}
             self._epoch(resumed)
             resumed = False
             self._tell(bar)
@@ -183,9 +210,13 @@ class Training:
     def _epoch(self, resumed: bool) -> None:
         """The batches of an epoch, or those that are left of it."""
         self.model.train()
-        batches = self.train.epoch(self.seed, self.epoch)
+        deal = self.train.epoch if self.together is None else partial(self.together.epoch, self.train)
+        begin = getattr(self.train, "epoch_from", None) if resumed and self.together is None else None
+        batches: Iterator[Any] = (
+            deal(self.seed, self.epoch) if begin is None else begin(self.seed, self.epoch, self.batch)
+        )
         if resumed:
-            for _ in range(self.batch):  # what the crashed run had seen, drawn again in its order
+            for _ in range(self.batch if begin is None else 0):  # what was seen, drawn again in its order
                 next(batches, None)
             set_rng_state(self.resume_rng)
         for batch in batches:
@@ -199,21 +230,15 @@ class Training:
         self.loss.append(self.sums[0] / self.sums[1])
         self.epoch, self.batch, self.sums = self.epoch + 1, 0, [0.0, 0.0]
 
-    def _step(self, batch: Batch) -> None:
+    def _step(self, batch: Any) -> None:
         share = (self.epoch + self.batch / (self.steps_an_epoch or self.batch + 1)) / self.epochs
         if self.schedule is not None and not isinstance(self.schedule, LRScheduler):
             factor = self.schedule(share)
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = rate * factor
-        x, target, weight = on_device(batch, self.device)
         passes = self.n_passes(share) if callable(self.n_passes) else self.n_passes
-        mixed = nullcontext() if self.amp is None else torch.autocast(self.device.type, dtype=self.amp)
-        with mixed:
-            own = step_seed(self.seed, self.step)
-            outputs = sample(self.model, x, passes, seed=own, **self._drawn())
-        rows = float((Inputs.of(x, 0).rows or 0) if weight is None else weight.numel())
-        loss = self._loss(outputs, target, weight)
-        total = loss if self.penalty is None else loss + self.penalty()
+        loss, rows, x, target = self._forward(batch, passes)
+        total = loss if self.penalty is None else loss + whole(self.penalty())
         for p in self.parameters:
             p.grad = None
         self.scaler.scale(total).backward()
@@ -223,7 +248,7 @@ class Training:
             raise ValueError(f"The loss of {where} is {value}: {self._cause(x, target)}")
         if self.max_grad_norm is not None:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+            clip(self.parameters, self.max_grad_norm)
         self.scaler.step(self.optimizer)  # a plain step unless in float16
         self.scaler.update()
         if isinstance(self.schedule, LRScheduler):
@@ -235,19 +260,26 @@ class Training:
         if self.folder and self.every and self.step % self.every == 0 and self.batch != self.steps_an_epoch:
             self._save()
 
+    def _forward(self, batch: Any, passes: int | None) -> tuple[Tensor, float, Any, Any]:
+        """The loss of a batch, its rows, those of all ranks, and what is here of x and target."""
+        x, target, weight = on_device(batch if self.together is None else batch.here, self.device)
+        own = step_seed(self.seed, self.step)
+        if self.together is not None:
+            with self._explained():
+                loss = self.together.step(x, target, weight, n_passes=passes, seed=own, counts=batch.counts)
+            return loss, float(batch.rows), x, target
+        with nullcontext() if self.amp is None else torch.autocast(self.device.type, dtype=self.amp):
+            outputs = sample(self.model, x, passes, seed=own, **self._drawn())
+        rows = float((Inputs.of(x, 0).rows or 0) if weight is None else weight.numel())
+        with self._explained():
+            if weight is None:
+                return self.objective(outputs, target), rows, x, target
+            # the mean of weight times loss: weights of arrays have mean 1 over the data
+            return self.objective(outputs, target, weight) * weight.mean(), rows, x, target
+
     def _drawn(self) -> dict[str, Any]:
         """How passes are drawn, in training and in validation."""
         return {"masks": self.masks, "balanced": self.balanced, "sites": self.sites}
-
-    def _loss(self, outputs: Any, target: Any, weight: Tensor | None) -> Tensor:
-        try:
-            if weight is None:
-                return self.objective(outputs, target)
-            # the mean of weight times loss: weights of arrays have mean 1 over the data
-            return self.objective(outputs, target, weight) * weight.mean()
-        except ValueError as error:
-            self._explain(error)
-            raise
 
     def _tell(self, bar: Any) -> None:
         """Validate, keep the best weights, show and call back."""
@@ -256,11 +288,9 @@ class Training:
             passes = self.n_passes(1.0) if callable(self.n_passes) else self.n_passes
             many = None if passes is None else max(passes, 20)
             options: dict[str, Any] = {"n_passes": many, "seed": self.seed, **self._drawn()}
-            try:
-                nll = predictive_nll(self.model, self.held, self.objective, **options)
-            except ValueError as error:
-                self._explain(error)
-                raise
+            seen = nullcontext() if self.together is None else self.together.step.whole()
+            with self._explained(), seen:
+                nll = predictive_nll(self.model, self.held, self.objective, together=self.together, **options)
             if math.isnan(nll) or nll == -math.inf:
                 raise ValueError(
                     f"The validation likelihood after epoch {self.epoch} is {-nll}, and no epoch can be chosen by it: "
@@ -275,15 +305,26 @@ class Training:
             {"loss": f"{self.loss[-1]:.4g}"} | ({} if nll is None else {"nll": f"{nll:.4g}"}), refresh=False
         )
         bar.update()
-        if self.callback is not None and self.callback(Progress(self.epoch, self.step, self.loss[-1], nll)):
+        if self.callback is not None and self._called(
+            self.callback, Progress(self.epoch, self.step, self.loss[-1], nll)
+        ):
             self.halted = True
+
+    def _called(self, callback: Callable[[Progress], bool | None], told: Progress) -> bool:
+        """Whether the callback ends the run; of many ranks the first one asks it."""
+        return bool(callback(told)) if self.together is None else on_main(lambda: bool(callback(told)))
 
     # ---- numbers that are none
 
-    def _explain(self, error: ValueError) -> None:
-        """An error about a precision that nobody gave: it was learned or predicted."""
-        if self.step and "`precision`" in str(error):
-            raise ValueError(f"The precision is no number after step {self.step}: {_PRECISION}") from error
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """A context for errors about a precision that nobody gave: it was learned or predicted."""
+        try:
+            yield
+        except ValueError as error:
+            if self.step and "`precision`" in str(error):
+                raise ValueError(f"The precision is no number after step {self.step}: {_PRECISION}") from error
+            raise
 
     def _cause(self, x: Any = None, target: Any = None) -> str:
         """Why a loss may not be a number, the surest first."""
@@ -312,7 +353,8 @@ class Training:
 
     def _restore(self, weights: Mapping[str, Any]) -> None:
         for part, module in self._modules().items():
-            module.load_state_dict(weights[part])
+            state = weights[part]
+            module.load_state_dict(state if self.together is None else self.together.like(state, module.state_dict()))
 
     def _modules(self) -> dict[str, nn.Module]:
         objective = {"objective": self.objective} if isinstance(self.objective, nn.Module) else {}
@@ -339,6 +381,14 @@ class Training:
             "validation": None if self.held is None else self.held.fingerprint(),
         }
 
+    def _rng(self) -> dict[str, Any]:
+        return rng_state() if self.together is None else self.together.generators()
+
+    def _told_alike(self) -> dict[str, Any]:
+        """What must be the same on all ranks."""
+        held = self.fingerprint["validation"] or {}
+        return {**self.fingerprint["data"], **{f"validation {k}": v for k, v in held.items()}}
+
     def _save(self) -> None:
         if self.folder is None:
             return
@@ -347,12 +397,15 @@ class Training:
         content = {
             "kind": KIND, "fingerprint": self.fingerprint, "weights": self._weights(), "best": self.best,
             "optimizer": self.optimizer.state_dict(), "schedule": scheduler, "scaler": self.scaler.state_dict(),
-            "rng": rng_state(), "epoch_rng": self.epoch_rng, "seed": self.seed, "epoch": self.epoch,
+            "rng": self._rng(), "epoch_rng": self.epoch_rng, "seed": self.seed, "epoch": self.epoch,
             "batch": self.batch, "step": self.step, "sums": self.sums, "halted": self.halted,
             "loss": torch.tensor(self.loss, dtype=torch.float64), "nll": torch.tensor(self.nll, dtype=torch.float64),
             "rates": self.rates, "steps_an_epoch": self.steps_an_epoch,
         }  # fmt: skip
-        write_state(self.folder, self.step, content)
+        if self.together is not None:
+            content = self.together.gathered(content)
+        if self.together is None or self.together.main:
+            write_state(self.folder, self.step, content)
 
     def _resume(self, content: Mapping[str, Any]) -> bool:
         """Take up a state; whether it is one from within an epoch."""
@@ -365,7 +418,10 @@ class Training:
         try:
             for part, module in self._modules().items():
                 check_state(module, content["weights"][part])
-            self.optimizer.load_state_dict(content["optimizer"])
+            held = content["optimizer"]
+            self.optimizer.load_state_dict(
+                held if self.together is None else self.together.optimizer_like(held, self.parameters)
+            )
             if isinstance(self.schedule, LRScheduler):
                 self.schedule.load_state_dict(content["schedule"])
             if content["scaler"]:
@@ -395,8 +451,9 @@ def on_device(value: Any, device: torch.device) -> Any:
     """Nested tensors on a device."""
     if device.type == "cpu":
         return value
-    return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, value)
+    # from pinned memory, as a DataLoader with pin_memory=True gives it, while the device is at work
+    return tree_map(lambda t: t.to(device, non_blocking=t.is_pinned()) if isinstance(t, Tensor) else t, value)
 
 
 def _finite(value: Any) -> bool:
-    return not isinstance(value, Tensor) or not value.is_floating_point() or bool(value.isfinite().all())
+    return not isinstance(value, Tensor) or not value.is_floating_point() or bool(local(value).isfinite().all())

@@ -13,6 +13,7 @@ from bbalpha._engine.selection import Sites
 from bbalpha._engine.tracing import trace
 from bbalpha._torch import decay_after_unscaling
 from bbalpha.checkpoint import describe
+from bbalpha.distributed.ranks import is_cut
 from bbalpha.priors import has_quadratic_kl, keep_probabilities, param_groups, prior_kl
 
 Groups = list[dict[str, Any]]
@@ -28,6 +29,7 @@ def make_optimizer(
     n_data: int | None,
     example: Callable[[], Any],
     sites: Sites | None = None,
+    prepare: Callable[[], None] = lambda: None,
 ) -> tuple[Optimizer, Callable[[], Tensor] | None]:
     """The optimiser, and the prior as a term of the loss where it cannot be weight decay.
 
@@ -40,7 +42,12 @@ def make_optimizer(
         n_data: Rows of the data, where they are known.
         example: Gives a row or two of x, on the device of the model, or None.
         sites: The random sites that draw; a weight behind one that does not is kept whole.
+        prepare: Called when the model was looked at; it may put other parameters in their place.
     """
+    if length_scale and n_data is None:
+        raise ValueError("`length_scale` needs data that tells its length; got an iterable data set. Leave it out.")
+    keep = _keep(model, example, sites) if length_scale else None
+    prepare()
     extra = [p for p in objective.parameters() if p.requires_grad] if isinstance(objective, nn.Module) else []
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained and not extra:
@@ -48,9 +55,6 @@ def make_optimizer(
     penalty: Callable[[], Tensor] | None = None
     groups: Groups = [{"params": trained}]
     if length_scale:
-        if n_data is None:
-            raise ValueError("`length_scale` needs data that tells its length; got an iterable data set. Leave it out.")
-        keep = _keep(model, example, sites)
         prior = {"length_scale": length_scale, "n_data": n_data, "keep": keep}
         if not isinstance(given, Optimizer) and has_quadratic_kl(model):
             groups = param_groups(model, **prior)  # type: ignore[arg-type]
@@ -61,6 +65,11 @@ def make_optimizer(
     made = _Adam(groups, learning_rate) if given is None else given if isinstance(given, Optimizer) else given(groups)
     _check(made, trained, extra)
     return made, penalty
+
+
+def keep_of(model: nn.Module, x: Any) -> dict[str, float] | None:
+    """The `keep` of `prior_kl` for a model that is run on `x`; None where its structure tells."""
+    return _keep(model, lambda: x, None)
 
 
 def _keep(model: nn.Module, example: Callable[[], Any], sites: Sites | None) -> dict[str, float] | None:
@@ -99,7 +108,10 @@ class _Adam(torch.optim.Adam):
     """Adam with the coupled weight decay of every group, its parameters in one group: a group costs time a step."""
 
     def __init__(self, groups: Groups, learning_rate: float) -> None:
-        super().__init__([p for group in groups for p in group["params"]], lr=learning_rate, fused=True)
+        every = [p for group in groups for p in group["params"]]
+        cut = [p for p in every if is_cut(p)]  # among ranks: not to be mixed with others
+        apart = [{"params": cut}, {"params": [p for p in every if not is_cut(p)]}] if cut else every
+        super().__init__(apart, lr=learning_rate, fused=True)
         decays = [(p, group.get("weight_decay", 0.0)) for group in groups for p in group["params"]]
         self.decayed = [p for p, decay in decays if decay]
         # tensors: multiplying by a number takes longer, which shows where there is little to multiply

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bbalpha._kernels import step_seed
-from bbalpha.checks import check_count, check_flag, check_settings, check_weight
+from bbalpha.checks import check_call, check_count, check_flag, check_settings, check_weight
 from bbalpha.priors import weight_decay
 from bbalpha.training.bank import ACTIVATIONS, LIKELIHOODS, Activation, Bank, Likelihood, initial_network, pad, tables
 from bbalpha.training.bank import Member as Member  # also a name of this module
@@ -127,9 +127,9 @@ def fit_population(
     """
     if not members:
         raise ValueError("`members` must hold at least one Member; got none.")
-    if likelihood not in LIKELIHOODS:
+    if not isinstance(likelihood, str) or likelihood not in LIKELIHOODS:
         raise ValueError(f"`likelihood` must be one of {', '.join(LIKELIHOODS)}; got {likelihood!r}.")
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(f"`activation` must be one of {', '.join(ACTIVATIONS)}; got {activation!r}.")
     given: dict[str, Any] = {
         "epochs": epochs, "hidden_layer_sizes": hidden_layer_sizes, "n_passes": n_passes, "batch_size": batch_size,
@@ -139,7 +139,9 @@ def fit_population(
     inputs, target = tables(x, y, likelihood)
     weight = None
     if sample_weight is not None:
-        weight = check_weight(torch.as_tensor(sample_weight, dtype=torch.float32), torch.empty(len(inputs)))
+        weight = check_weight(sample_weight, torch.empty(len(inputs)))
+    if schedule is not None:
+        check_call("schedule", schedule)
     members = [_checked(m, len(inputs), weight) for m in members]
     bank = Bank.start(
         inputs, target, members, given.pop("hidden_layer_sizes"), likelihood, activation, weight,
@@ -171,7 +173,10 @@ def _used(rows: Tensor, weight: Tensor | None) -> Tensor:
 
 def _indices(name: str, rows: Any, n_rows: int) -> Tensor:
     """Indices of rows of a table as a tensor (n,)."""
-    index = torch.as_tensor(rows)
+    try:
+        index = torch.as_tensor(rows)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"`{name}` must hold indices of rows; got {type(rows).__name__}.") from error
     if index.ndim != 1 or (len(index) and (index.is_floating_point() or index.dtype == torch.bool)):
         raise ValueError(f"`{name}` must hold the whole numbers of rows (n,); got {tuple(index.shape)}, {index.dtype}.")
     if len(index) and not 0 <= int(index.min()) <= int(index.max()) < n_rows:

@@ -134,7 +134,7 @@ def test_crps_of_the_passes_matches_scoringrules_and_the_limit_of_no_noise():
 def test_crps_in_blocks_is_the_same(monkeypatch):
     mean, y = torch.randn(10, 30, 2), torch.randn(30, 2)
     whole = metrics.crps(mean, y, precision=2.0)
-    monkeypatch.setattr(metrics, "_BLOCK", 350)
+    monkeypatch.setattr(metrics.marginal, "_BLOCK", 350)
     assert whole.shape == (30, 2)
     assert torch.allclose(metrics.crps(mean, y, precision=2.0), whole, atol=1e-14)
 
@@ -211,7 +211,7 @@ def test_risk_coverage_ties_do_not_depend_on_order():
         (lambda: metrics.rmse(torch.tensor([0.0, float("nan")]), torch.zeros(2)), ValueError, r"nan at index \[1\]"),
         (lambda: metrics.rmse(torch.zeros(0), torch.zeros(0)), ValueError, "empty"),
         (lambda: metrics.rmse([0.0], torch.zeros(1)), TypeError, "got list"),
-        (lambda: metrics.crps(torch.zeros(2, 3), torch.zeros(3), precision=0.0), ValueError, "positive; got 0.0"),
+        (lambda: metrics.crps(torch.zeros(2, 3), torch.zeros(3), precision=0.0), ValueError, "above 0; got 0.0"),
         (lambda: metrics.auroc(torch.zeros(3), torch.tensor([0, 1, 1])), TypeError, "bool"),
         (lambda: metrics.auroc(torch.zeros(3, 2), torch.zeros(3, 2).bool()), ValueError, r"\(N,\)"),
         (lambda: metrics.interval_width(torch.ones(2), torch.zeros(2)), ValueError, "turned round"),

@@ -1,4 +1,4 @@
-"""How good a prediction is: likelihood, errors, calibration, intervals, detection of errors and of strange inputs.
+"""How good a prediction is, row by row: likelihood, errors, calibration, intervals, errors and strange inputs found.
 
 Pure functions of tensors, computed in float64. `probs` are the mean over passes (N, C, ...), regression
 passes are (K, N, ...), and uncertainties are one number a row, larger for the less sure.
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bbalpha.checks import check_count, check_real
+from bbalpha.checks import check_count, check_flag, check_number, check_precision, check_whole
+from bbalpha.metrics.numbers import finite, one_axis, same_shape
 from bbalpha.objectives import alpha_loss
 
 _BLOCK = 2**22  # numbers held at a time by `crps`
@@ -31,7 +32,7 @@ def nll(log_likelihood: Tensor) -> Tensor:
     >>> nll(torch.tensor([[0.5], [0.1]]).log())                        # -log 0.3
     tensor(1.2040, dtype=torch.float64)
     """
-    return alpha_loss(-_finite("log_likelihood", log_likelihood, infinite=True), 1.0)
+    return alpha_loss(-finite("log_likelihood", log_likelihood, infinite=True), 1.0)
 
 
 def rmse(mean: Tensor, target: Tensor) -> Tensor:
@@ -40,8 +41,8 @@ def rmse(mean: Tensor, target: Tensor) -> Tensor:
     >>> rmse(torch.tensor([0.0, 0.0]), torch.tensor([3.0, 4.0]))
     tensor(3.5355, dtype=torch.float64)
     """
-    mean, target = _finite("mean", mean), _finite("target", target)
-    _same_shape("target", target, "mean", mean)
+    mean, target = finite("mean", mean), finite("target", target)
+    same_shape("target", target, "mean", mean)
     return (mean - target).square().mean().sqrt()
 
 
@@ -66,7 +67,7 @@ def brier(probs: Tensor, target: Tensor, *, class_axis: int = 1) -> Tensor:
     >>> brier(torch.tensor([[0.8, 0.2]]), torch.tensor([0]))           # 0.2^2 + 0.2^2
     tensor(0.0800, dtype=torch.float64)
     """
-    if isinstance(target, Tensor) and target.shape == probs.shape:
+    if isinstance(target, Tensor) and isinstance(probs, Tensor) and target.shape == probs.shape:
         probs, soft = _distributions("probs", probs, class_axis), _distributions("target", target, class_axis)
         return (probs - soft).square().sum(-1).mean()
     probs, target = _classified(probs, target, class_axis)
@@ -87,16 +88,19 @@ def crps(outputs: Tensor, target: Tensor, *, precision: float | Tensor | None = 
     >>> crps(torch.zeros(10, 1), torch.zeros(1), precision=1.0)        # of a standard normal at its mean
     tensor([0.2337], dtype=torch.float64)
     """
-    outputs, target = _finite("outputs", outputs), _finite("target", target)
-    _same_shape("target", target, "one pass of `outputs`", outputs[0])
+    outputs, target = finite("outputs", outputs), finite("target", target)
+    same_shape("target", target, "one pass of `outputs`", outputs[0])
     K = outputs.shape[0]
     mean = outputs.reshape(K, -1)  # (K, P)
     if precision is None:
         std = torch.zeros_like(mean)
     else:
-        tau = _finite("precision", torch.as_tensor(precision, device=outputs.device))
+        if not isinstance(precision, Tensor):
+            precision = torch.tensor(check_number("precision", precision, above=0), device=outputs.device)
+        tau = finite("precision", precision)
         if bool((tau <= 0).any()):
             raise ValueError(f"`precision` must be positive; got {float(tau.min())}.")
+        check_precision(tau, outputs)
         std = tau.rsqrt().expand_as(outputs).reshape(K, -1)
     blocks = zip(*(t.split(max(1, 2 * _BLOCK // K**2), -1) for t in (mean, std, target.flatten())), strict=True)
     return torch.cat([_crps_block(*block) for block in blocks]).reshape(target.shape)
@@ -150,7 +154,7 @@ def reliability(
     >>> reliability(torch.tensor([[0.7, 0.3], [0.7, 0.3]]), torch.tensor([0, 1])).accuracy
     tensor([0.5000], dtype=torch.float64)
     """
-    n_bins = check_count("n_bins", n_bins)
+    n_bins, adaptive = check_count("n_bins", n_bins), check_flag("adaptive", adaptive)
     probs, target = _classified(probs, target, class_axis)
     confidence, label = probs.max(-1)
     right = (label == target).double()
@@ -191,8 +195,8 @@ def interval_coverage(low: Tensor, high: Tensor, target: Tensor) -> Tensor:
     tensor(0.5000, dtype=torch.float64)
     """
     low, high = _interval(low, high)
-    target = _finite("target", target)
-    _same_shape("target", target, "low", low)
+    target = finite("target", target)
+    same_shape("target", target, "low", low)
     return ((low <= target) & (target <= high)).double().mean()
 
 
@@ -273,9 +277,9 @@ def risk_coverage(uncertainty: Tensor, loss: Tensor) -> RiskCoverage:
     >>> risk_coverage(torch.tensor([0.9, 0.1]), torch.tensor([1.0, 0.0])).risk
     tensor([0.0000, 0.5000], dtype=torch.float64)
     """
-    uncertainty, loss = _finite("uncertainty", uncertainty, infinite=True), _finite("loss", loss)
-    _one_axis("uncertainty", uncertainty)
-    _same_shape("loss", loss, "uncertainty", uncertainty)
+    uncertainty, loss = finite("uncertainty", uncertainty, infinite=True), finite("loss", loss)
+    one_axis("uncertainty", uncertainty)
+    same_shape("loss", loss, "uncertainty", uncertainty)
     kept = torch.arange(1, len(loss) + 1, dtype=torch.float64, device=loss.device)
     ordered = _tie_mean(loss, uncertainty)[uncertainty.argsort()]
     return RiskCoverage(kept / len(loss), ordered.cumsum(0) / kept)
@@ -286,11 +290,11 @@ def risk_coverage(uncertainty: Tensor, loss: Tensor) -> RiskCoverage:
 
 def _found(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
     """Shares of positives and of negatives at or above every distinct score, from none to all (T,)."""
-    scores = _finite("scores", scores, infinite=True)
-    _one_axis("scores", scores)
+    scores = finite("scores", scores, infinite=True)
+    one_axis("scores", scores)
     if not isinstance(positive, Tensor) or positive.dtype != torch.bool:
         raise TypeError(f"`positive` must be a bool tensor; got {getattr(positive, 'dtype', type(positive).__name__)}.")
-    _same_shape("positive", positive, "scores", scores)
+    same_shape("positive", positive, "scores", scores)
     if bool(positive.all()) or not bool(positive.any()):
         raise ValueError(f"`positive` must have both kinds; got {len(positive)} rows, all {bool(positive[0])}.")
     values, place = torch.unique(scores, return_inverse=True)
@@ -312,7 +316,8 @@ def _tie_mean(values: Tensor, keys: Tensor) -> Tensor:
 
 def _distributions(name: str, probs: Tensor, class_axis: int) -> Tensor:
     """Probabilities with the classes last (N, ..., C), checked."""
-    probs = _finite(name, probs)
+    probs = finite(name, probs)
+    check_whole("class_axis", class_axis)
     if probs.ndim < 2 or not -probs.ndim < class_axis < probs.ndim or class_axis == 0:
         raise ValueError(
             f"`class_axis` must name an axis of `{name}` after N; got {class_axis} for shape {tuple(probs.shape)}."
@@ -339,7 +344,7 @@ def _classified(probs: Tensor, target: Tensor, class_axis: int) -> tuple[Tensor,
         raise TypeError(
             f"`target` must hold integer class indices; got {getattr(target, 'dtype', type(target).__name__)}."
         )
-    _same_shape("target", target, "`probs` without its class axis", probs[..., 0])
+    same_shape("target", target, "`probs` without its class axis", probs[..., 0])
     unseen = target[(target < 0) | (target >= probs.shape[-1])]
     if len(unseen):
         raise ValueError(f"`target` must hold class indices from 0 to {probs.shape[-1] - 1}; got {int(unseen[0])}.")
@@ -347,33 +352,8 @@ def _classified(probs: Tensor, target: Tensor, class_axis: int) -> tuple[Tensor,
 
 
 def _interval(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    low, high = _finite("low", low, infinite=True), _finite("high", high, infinite=True)
-    _same_shape("high", high, "low", low)
+    low, high = finite("low", low, infinite=True), finite("high", high, infinite=True)
+    same_shape("high", high, "low", low)
     if bool((low > high).any()):
         raise ValueError("`low` must not be above `high`; got an interval that is turned round.")
     return low, high
-
-
-def _finite(name: str, t: Tensor, *, infinite: bool = False) -> Tensor:
-    """`t` in float64, without nan, not empty."""
-    check_real(name, t)
-    if not t.numel():
-        raise ValueError(f"`{name}` must not be empty; got shape {tuple(t.shape)}.")
-    bad = t.isnan() if infinite else ~t.isfinite()
-    if bool(bad.any()):
-        rule = "not be nan" if infinite else "be finite"
-        raise ValueError(f"`{name}` must {rule}; got {float(t[bad][0])} at index {bad.nonzero()[0].tolist()}.")
-    return t.detach().double()
-
-
-def _one_axis(name: str, t: Tensor) -> None:
-    if t.ndim != 1:
-        raise ValueError(
-            f"`{name}` must have one number a row, (N,); got shape {tuple(t.shape)}. Flatten or average it."
-        )
-
-
-def _same_shape(name: str, t: Tensor, other_name: str, other: Tensor) -> None:
-    if t.shape != other.shape:
-        other_name = other_name if "`" in other_name else f"`{other_name}`"
-        raise ValueError(f"`{name}` must have the shape of {other_name}, {tuple(other.shape)}; got {tuple(t.shape)}.")

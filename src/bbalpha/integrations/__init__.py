@@ -1,0 +1,1 @@
+"""Bridges to the frameworks people already use; each needs its extra."""
