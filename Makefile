@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: api bench bench-against browser clean coverage demo dist docs extras figures format lint notebooks pins tables test test-torch torture
+.PHONY: api bench bench-against browser clean coverage demo dist docs extras figures format lint notebooks pins tables test test-frameworks test-torch torture
 .DELETE_ON_ERROR:
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -30,6 +30,10 @@ browser:
 
 test: lint browser
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# Keras, JAX, Lightning, transformers and the others, with the real packages: minutes of imports
+test-frameworks: .venv/.installed
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "frameworks and not slow"
 
 # The declared range of versions, tried: make test-torch VERSION=2.13.0 CONSTRAINTS=constraints-lowest.txt
 # (a build of torch with CUDA where there is no other: gigabytes; in an environment of its own, not in CI)

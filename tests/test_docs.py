@@ -2,8 +2,8 @@
 
 What a reader sees in a ```python block is run, and so is what stands in a comment `<!-- run` (newline, Python, newline
 `-->`): preparation that readers need not see. In a ```console block that follows `<!-- run -->` every `$ bbalpha` line
-is run. Estimators try less and train for fewer steps than a reader's. Pages of frameworks have a process of their own:
-these packages keep settings for all of it. A page that says `<!-- needs BBALPHA_DATA -->` is run where there are data.
+is run. Estimators try less, and they and `fit` train for less time, than a reader's. Pages of frameworks have a process
+of their own: these packages keep settings for all of it. A page that says `<!-- needs BBALPHA_DATA -->` is run where there are data.
 """
 
 import os
@@ -19,11 +19,14 @@ import numpy as np
 import pytest
 import torch
 
+import bbalpha
+from bbalpha import fit
 from bbalpha.estimators.race import EFFORTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts)]
 APART = "integrations"  # the folder of pages with a process of their own
+MOST_EPOCHS = 4
 PIECE = re.compile(
     r"^```python\n(?P<shown>.*?)^```$|^<!-- run\n(?P<hidden>.*?)^-->$"
     r"|^<!-- run -->\n+```console\n(?P<typed>.*?)^```$",
@@ -64,13 +67,19 @@ def type_command(line):
         sys.argv = before
 
 
-def prepare(efforts):
-    """Seeds, and less work for the automatic choice of the estimators."""
+def prepare(put, efforts):
+    """Seeds, and less work for `fit` and for the automatic choice of the estimators."""
     torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
+    put(bbalpha, "fit", briefly)
     for budget, effort in list(EFFORTS.items()):
-        efforts(budget, replace(effort, heat_steps=0, final_steps=60, finalists=2, n_networks=3, most_passes=2))
+        efforts(EFFORTS, budget, replace(effort, heat_steps=0, final_steps=60, finalists=2, n_networks=3, most_passes=2))
+
+
+def briefly(*args, epochs, **options):
+    """`fit`, for a few epochs."""
+    return fit(*args, epochs=min(epochs, MOST_EPOCHS), **options)
 
 
 def name(page):
@@ -86,7 +95,7 @@ def test_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "agg")
     if "<!-- needs BBALPHA_DATA -->" in page.read_text() and "BBALPHA_DATA" not in os.environ:
         pytest.skip("BBALPHA_DATA names no folder of data sets")
-    prepare(lambda budget, effort: monkeypatch.setitem(EFFORTS, budget, effort))
+    prepare(monkeypatch.setattr, monkeypatch.setitem)
     try:
         run(page)
     except ImportError as error:  # an extra that is not here
@@ -95,6 +104,7 @@ def test_page_runs(page, tmp_path, monkeypatch):
         pytest.skip(str(error))
 
 
+@pytest.mark.frameworks
 @pytest.mark.parametrize("page", [p for p in RUNNABLE if APART in p.parts], ids=name)
 def test_page_of_a_framework_runs(page, tmp_path):
     settings = {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -173,5 +183,5 @@ def test_menus_lead_to_every_page_and_to_no_other():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    prepare(EFFORTS.__setitem__)
+    prepare(setattr, dict.__setitem__)
     run(Path(sys.argv[1]))

@@ -11,13 +11,13 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 ELSEWHERE = {"distributed.py"}  # run by other tests
 
 
-LONG = ("finetune_text", "segmentation")
+MARKED = {"slow": ("finetune_text", "segmentation"), "frameworks": ("lightning_digits",)}
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(p, marks=pytest.mark.slow if p.stem in LONG else (), id=p.stem)
+        pytest.param(p, marks=[getattr(pytest.mark, m) for m, names in MARKED.items() if p.stem in names], id=p.stem)
         for p in EXAMPLES
         if p.name not in ELSEWHERE
     ],
