@@ -7,12 +7,6 @@ os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras asks for TensorFlow whe
 torch.set_num_threads(1)  # two threads on two busy cores are slower than one for small nets
 
 
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if {"integrations"} & set(item.path.parts):  # of tests, and doctests of src
-            item.add_marker("frameworks")
-
-
 @pytest.fixture(autouse=True)
 def _fixed_seed():
     torch.manual_seed(0)

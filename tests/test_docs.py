@@ -3,7 +3,8 @@
 What a reader sees in a ```python block is run, and so is what stands in a comment `<!-- run` (newline, Python, newline
 `-->`): preparation that readers need not see. In a ```console block that follows `<!-- run -->` every `$ bbalpha` line
 is run. Estimators try less, and they and `fit` train for less time, than a reader's. Pages of frameworks have a process
-of their own: these packages keep settings for all of it. A page that says `<!-- needs BBALPHA_DATA -->` is run where there are data.
+of their own: these packages keep settings for all of it. A page that says
+`<!-- needs BBALPHA_DATA -->` is run where there are data.
 """
 
 import os
@@ -74,7 +75,8 @@ def prepare(put, efforts):
     random.seed(0)
     put(bbalpha, "fit", briefly)
     for budget, effort in list(EFFORTS.items()):
-        efforts(EFFORTS, budget, replace(effort, heat_steps=0, final_steps=60, finalists=2, n_networks=3, most_passes=2))
+        less = replace(effort, heat_steps=0, final_steps=60, finalists=2, n_networks=3, most_passes=2)
+        efforts(EFFORTS, budget, less)
 
 
 def briefly(*args, epochs, **options):

@@ -24,7 +24,7 @@ from bbalpha.experiments.testbed_problems import N_DATA, N_SEEDS, TEMPERATURES, 
 from bbalpha.experiments.testbed_scoring import score
 
 SEED = 0
-_CHOOSING = (1, 10, 100), 1  # numbers of training points and seeds of the problems that candidates are compared on
+_CHOOSING = (1, 10, 100), 2  # numbers of training points and seeds of the problems that candidates are compared on
 _QUICK_N = (1, 10)
 
 

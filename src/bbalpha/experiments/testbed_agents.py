@@ -15,11 +15,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bbalpha.experiments.testbed_networks import Bayes, Dropout, Ensemble, Indexed, Networks
+from bbalpha.experiments.testbed_networks import Bayes, Blocks, Dropout, Ensemble, Networks
 from bbalpha.experiments.testbed_problems import Problem
 from bbalpha.objectives import alpha_loss
 
-Kind = Literal["ensemble", "dropout", "indexed", "bayes"]
+Kind = Literal["ensemble", "dropout", "blocks", "bayes"]
 _BATCH = 100
 _ROWS, _DRAWS = 100, 25  # worked on together in prediction: what fits a cache
 
@@ -31,7 +31,7 @@ class Agent:
     Attributes:
         kind: Its networks, see testbed_networks.py.
         members: Networks of an ensemble.
-        units: Signs of an indexed network.
+        blocks: Networks that are dropped as wholes.
         n_passes: K in training; an ensemble trains all its members.
         rate: Of dropout.
         alpha: Of the objective.
@@ -44,7 +44,7 @@ class Agent:
 
     kind: Kind
     members: int = 1
-    units: int = 8
+    blocks: int = 16
     n_passes: int = 1
     rate: float = 0.1
     alpha: float = 0.0
@@ -61,8 +61,8 @@ class Agent:
             return Ensemble(temperature, n_data, self.decay, generator, members=self.members, prior=self.prior)
         if self.kind == "dropout":
             return Dropout(temperature, n_data, self.decay, generator, rate=self.rate)
-        if self.kind == "indexed":
-            return Indexed(temperature, n_data, self.decay, generator, units=self.units, prior=self.prior)
+        if self.kind == "blocks":
+            return Blocks(temperature, n_data, self.decay, generator, blocks=self.blocks, prior=self.prior)
         return Bayes(temperature, n_data, generator, prior=self.prior)
 
 

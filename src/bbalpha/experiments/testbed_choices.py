@@ -25,26 +25,28 @@ def _dropout(rate: float, alpha: float, group_size: int = 1) -> Agent:
     return Agent("dropout", rate=rate, n_passes=8, alpha=alpha, group_size=group_size)
 
 
-def _indexed(alpha: float, group_size: int = 1, *, units: int = 8, prior: float = 3.0) -> Agent:
-    return Agent("indexed", units=units, n_passes=8, prior=prior, alpha=alpha, group_size=group_size)
+def _blocks(prior: float, alpha: float, group_size: int = 1, *, blocks: int = 16) -> Agent:
+    return Agent("blocks", blocks=blocks, n_passes=8, prior=prior, alpha=alpha, group_size=group_size)
 
 
 CANDIDATES: dict[str, Agent | None] = {
     "mlp": FIELD["mlp"],
     "mc-dropout": FIELD["mc-dropout"],
-    "prior 3 alpha 0.5 by 100": _indexed(0.5, 100),
-    "prior 3 alpha 1 by 100": _indexed(1.0, 100),
     "dropout 0.1 alpha 0.5": _dropout(0.1, 0.5),
-    "prior 3 alpha 0.5": _indexed(0.5),
-    "prior 3 alpha 0": _indexed(0.0),
-    "dropout 0.5 alpha 1 by 100": _dropout(0.5, 1.0, 100),
-    "dropout 0.1 alpha 1 by 100": _dropout(0.1, 1.0, 100),
-    "prior 1.5 alpha 0.5 by 100": _indexed(0.5, 100, prior=1.5),
-    "prior 3 alpha 0.5 by 100 16 signs": _indexed(0.5, 100, units=16),
+    "prior 0.5 alpha 0": _blocks(0.5, 0.0),
+    "prior 1 alpha 0": _blocks(1.0, 0.0),
+    "prior 0.5 alpha 0.5": _blocks(0.5, 0.5),
+    "prior 0.25 alpha 0": _blocks(0.25, 0.0),
+    "prior 1 alpha 0.5": _blocks(1.0, 0.5),
+    "prior 3 alpha 0": _blocks(3.0, 0.0),
+    "prior 0.5 alpha 0.5 by 100": _blocks(0.5, 0.5, 100),
+    "prior 0.5 alpha 1": _blocks(0.5, 1.0),
     "dropout 0.1 alpha 0": _dropout(0.1, 0.0),
     "dropout 0.1 alpha 1": _dropout(0.1, 1.0),
+    "dropout 0.1 alpha 1 by 100": _dropout(0.1, 1.0, 100),
+    "dropout 0.5 alpha 1 by 100": _dropout(0.5, 1.0, 100),
 }
-CHOSEN = {"alpha dropout": "dropout 0.1 alpha 0.5", "alpha dropout+": "prior 3 alpha 0.5 by 100"}
+CHOSEN = {"alpha dropout": "dropout 0.1 alpha 0.5", "alpha dropout+": "prior 0.5 alpha 0"}
 AGENTS: dict[str, Agent | None] = {
     **FIELD,
     **{name: CANDIDATES[candidate] for name, candidate in CHOSEN.items()},

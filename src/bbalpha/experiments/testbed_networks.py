@@ -144,49 +144,50 @@ class Dropout(Networks):
         return through(self.layers, x[:, None], draws)
 
 
-class Indexed(Networks):
-    """One network and fixed random functions, under the same signs.
+class Blocks(Networks):
+    """One network, and J further ones that are dropped as wholes, each with a fixed random network of its own.
 
-    A function has J units that are dropped at rate 1/2, centred: J signs s, the same for all rows. They are inputs of
-    every hidden layer, so that the network can learn what each function needs, and they weigh J fixed random networks,
-    so that functions differ where no data hold them:
+    A function keeps every block with chance one half, the same for all rows; centred, these are signs s:
 
-        f_s(x) = network(x, s) + sum_j s_j (head_j(x, s) + scale prior_j(x)) / root J
+        f_s(x) = network(x) + sum_j s_j (block_j(x) + scale prior_j(x)) / root J
+
+    Where there are data the blocks learn to take back what their priors add, and elsewhere functions differ. The
+    decay of a block counts 1 / J, as its share in the variance of a function does: counted whole, J blocks would pay J
+    times for what one network pays once, and would not take back enough.
 
     Args:
         temperature, n_data, decay: As in `Networks`.
         generator: Of the first weights.
-        units: J.
+        blocks: J.
         prior: The scale at temperature 1; at others it is divided by the root of these.
     """
 
     def __init__(
-        self, temperature: Tensor, n_data: int, decay: float, generator: torch.Generator, *, units: int, prior: float
+        self, temperature: Tensor, n_data: int, decay: float, generator: torch.Generator, *, blocks: int, prior: float
     ) -> None:
         super().__init__(temperature, n_data, decay)
-        self.units, Z = units, len(temperature)
-        sizes = (*_SIZES[:-1], _SIZES[-1] * (units + 1))
-        self.layers = self.hold(initial(Z, 1, generator, bias=True, sizes=sizes))
-        self.signed = [truncated((Z, units, width), units, generator) for width in _SIZES[1:-1]]
-        self.parameters += [weight.requires_grad_() for weight in self.signed]
-        self.fixed = initial(Z, units, generator, bias=True, sizes=(DIMENSION, 10, _SIZES[-1]))
+        self.blocks, Z = blocks, len(temperature)
+        self.layers = self.hold(initial(Z, 1 + blocks, generator, bias=True))
+        self.fixed = initial(Z, blocks, generator, bias=True)
         self.scale = prior / temperature.sqrt()[:, None, None, None]
+
+    def penalty(self) -> Tensor:
+        """The decay, of which a block has a J-th (Z,)."""
+        share = torch.tensor([1.0] + [1 / self.blocks] * self.blocks)
+        squares = [(p.square().flatten(2).sum(2) * share).sum(1) for p in self.parameters]
+        return self.strength * torch.stack(squares).sum(0)
 
     def draw(self, n: int, generator: torch.Generator) -> Draws:
         """J signs for every function (Z, K, J)."""
-        return [torch.bernoulli(torch.full((len(self.temperature), n, self.units), 0.5), generator=generator) * 2 - 1]
+        half = torch.full((len(self.temperature), n, self.blocks), 0.5)
+        return [torch.bernoulli(half, generator=generator) * 2 - 1]
 
     def logits(self, x: Tensor, draws: Draws) -> Tensor:
         """(Z, N, 2) -> (Z, K, N, 2)."""
         (signs,) = draws
-        h = x[:, None]
-        for (weight, bias), own in zip(self.layers, self.signed, strict=False):
-            h = torch.relu(h @ weight + (bias + (signs @ own)[:, :, None]))
-        weight, bias = self.layers[-1]
-        common, *heads = (h @ weight + bias).split(_SIZES[-1], 3)
-        prior: Tensor = torch.einsum("zkj,zjnc->zknc", signs, self.scale * through(self.fixed, x[:, None]))
-        learned: Tensor = torch.einsum("zkj,zknjc->zknc", signs, torch.stack(heads, 3))
-        outputs: Tensor = common + (learned + prior) / math.sqrt(self.units)
+        common, own = through(self.layers, x[:, None]).split((1, self.blocks), 1)
+        own = own + self.scale * through(self.fixed, x[:, None])
+        outputs: Tensor = common + torch.einsum("zkj,zjnc->zknc", signs, own) / math.sqrt(self.blocks)
         return outputs
 
 
