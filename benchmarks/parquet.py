@@ -1,6 +1,6 @@
 """Ten million rows predicted from Parquet, killed halfway and resumed -> results/parquet.json.
 
-    python benchmarks/parquet.py                    # half an hour of one core
+    python benchmarks/parquet.py                    # four minutes of one core
     python benchmarks/parquet.py --rows 200000 --out /tmp/parquet.json
 
 A small classifier (five columns, one hidden layer of eight units, ten passes) and a file that is made here. Asked is

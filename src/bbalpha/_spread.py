@@ -11,6 +11,7 @@ bit wherever versions and processors are. A Dask cluster gives the pieces of a w
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from threading import RLock
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ from bbalpha.checks import check_count
 BACKENDS = ("loky", "dask", "ray")  # what can be asked for
 _P = TypeVar("_P")
 _R = TypeVar("_R")
+_Deal = Callable[[Iterator[Callable[[], Any]]], Iterator[Any]]  # calls -> what they give, in their order
+_DEAL: ContextVar[_Deal | None] = ContextVar("who else takes pieces", default=None)
 _ALONE = RLock()  # generators of torch belong to the whole process: no two pieces at once in one
 
 
@@ -31,7 +34,8 @@ def spread(work: Callable[[_P], _R], pieces: Iterable[_P], *, jobs: int | None =
     Args:
         work: A function of a module, or a `partial` of one.
         pieces: Whatever pickle can carry; taken one by one.
-        jobs: So many at once; 1 is here and now, None as the `joblib.parallel_config` around it says.
+        jobs: So many at once; 1 is here and now, None as the `joblib.parallel_config` around it says. Inside of
+            `dealing` all but 1 is as that says.
 
     >>> list(spread(abs, [-1, 2, -3]))
     [1, 2, 3]
@@ -41,10 +45,29 @@ def spread(work: Callable[[_P], _R], pieces: Iterable[_P], *, jobs: int | None =
     joblib = _joblib()
     threads = torch.get_num_threads()
     # one call without arguments a piece: joblib would leave large arguments with one worker, and lose them with it
-    calls = (joblib.delayed(partial(_alone, work, piece, threads))() for piece in pieces)
+    alone = (partial(_alone, work, piece, threads) for piece in pieces)
+    deal = _DEAL.get()
+    if deal is not None:
+        return deal(alone)
+    calls = (joblib.delayed(call)() for call in alone)
     backend, _ = joblib.parallel.get_active_backend()
     form = "generator" if backend.supports_return_generator else "list"  # Ray's gives all at the end
     return iter(joblib.Parallel(n_jobs=jobs, batch_size=1, return_as=form)(calls))
+
+
+@contextmanager
+def dealing(deal: _Deal | None) -> Iterator[None]:
+    """A context in which `deal` does the pieces of `spread`, in place of joblib; with None nobody else does.
+
+    >>> with dealing(lambda calls: (call() for call in calls)):
+    ...     list(spread(abs, [-1, 2]))
+    [1, 2]
+    """
+    token = _DEAL.set(deal)
+    try:
+        yield
+    finally:
+        _DEAL.reset(token)
 
 
 @contextmanager
@@ -66,6 +89,8 @@ def spreading(backend: str = "loky", *, scheduler: str | None = None, jobs: int 
         raise ValueError(f"`scheduler` is of a cluster: give `backend` as dask or ray with it; got {scheduler!r}.")
     if jobs is not None and backend != "loky":
         raise ValueError(f"`jobs` must be left out with {backend}, whose workers are counted; got {jobs}.")
+    if _DEAL.get() is not None and (backend != "loky" or jobs is not None):
+        raise ValueError("`jobs` and `backend` must be left out under torchrun, whose processes take the pieces.")
     if backend == "loky":
         with _joblib().parallel_config("loky", n_jobs=check_count("jobs", 1 if jobs is None else jobs)):
             yield
@@ -79,7 +104,7 @@ def spreading(backend: str = "loky", *, scheduler: str | None = None, jobs: int 
 
 def _alone(work: Callable[[_P], _R], piece: _P, threads: int) -> _R:
     """The result of a piece, with so many threads; what it hands on in turn stays in this process."""
-    with _ALONE, _joblib().parallel_config("sequential"):
+    with _ALONE, _joblib().parallel_config("sequential"), dealing(None):
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:

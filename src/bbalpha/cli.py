@@ -18,7 +18,7 @@ except ImportError as error:
     raise SystemExit("The command line needs typer: pip install 'bbalpha[cli]'.") from error
 
 from bbalpha._commands import tables
-from bbalpha._commands.clusters import Backend, Jobs, Scheduler
+from bbalpha._commands.clusters import Backend, Jobs, Scheduler, on_ranks
 from bbalpha._commands.label import label
 from bbalpha._commands.mistakes import listed, mistakes, numbers
 
@@ -323,11 +323,15 @@ def _wholes(name: str, text: str, *, least: int) -> list[int]:
 
 def main() -> None:
     """Entry point of the `bbalpha` command."""
+    sys.exit(on_ranks(_run))
+
+
+def _run() -> int:
+    """Do what the arguments of the process say; the exit code."""
     try:
-        code = app(prog_name="bbalpha", standalone_mode=False)
+        return app(prog_name="bbalpha", standalone_mode=False) or 0
     except _UsageError as error:
         typer.echo(f"bbalpha: {error.format_message()}", err=True)
-        code = 2
+        return 2
     except typer.Abort:
-        code = 130
-    sys.exit(code or 0)
+        return 130

@@ -4,13 +4,16 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import bbalpha
+from bbalpha import _spread
 from bbalpha.distributed import Spread, Step, processes, rank_seed
+from bbalpha.distributed.pieces import on_all_ranks
 from bbalpha.distributed.ranks import shares
 
 torch.set_num_threads(1)
@@ -279,6 +282,35 @@ def refused():
     )  # fmt: skip
     found["epochs of the callback"] = len(stopped.loss)
     return found
+
+
+def here(_):
+    return torch.distributed.get_rank()
+
+
+def place(number):
+    """Where a piece is done, and those inside of it; one fails."""
+    if number == 4:
+        raise LookupError(number)
+    return number, here(number), list(_spread.spread(here, [0, 1]))
+
+
+def pieces():
+    """What rank 0 deals out goes to all, and the error of a piece comes back."""
+
+    def work():
+        found, told = list(_spread.spread(place, [0, 1, 2])), ""
+        begun = _spread.spread(place, [3, 4, 5])
+        found.append(next(begun))
+        try:
+            next(begun)
+        except LookupError as error:
+            told = str(error)
+        return {"found": found, "told": told, "none": list(_spread.spread(place, []))}
+
+    with suppress(KeyError):  # on rank 0; the others go on too
+        on_all_ranks(lambda: {}["mine"])
+    return on_all_ranks(work)
 
 
 class Stream(torch.utils.data.IterableDataset):

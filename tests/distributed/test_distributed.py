@@ -36,7 +36,7 @@ def job(n, names, folder, *, ends_well=True):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return job(2, "laws,fits,refused", tmp_path_factory.mktemp("two"))[1]
+    return job(2, "laws,fits,refused,pieces", tmp_path_factory.mktemp("two"))[1]
 
 
 def far(found):
@@ -64,6 +64,11 @@ def test_all_ranks_are_told_what_is_wrong(two):
         "half": "must be torch.bfloat16", "folder": "must be a folder", "nan": "target of this batch holds",
     }.items():  # fmt: skip
         assert all(word in told for told in found[name]), (name, found[name])
+
+
+def test_pieces_of_rank_0_are_done_by_all_ranks(two):
+    found = [[0, 0, [0, 0]], [1, 1, [1, 1]], [2, 0, [0, 0]], [3, 0, [0, 0]]]  # a piece, its rank, that of those inside
+    assert two["pieces"] == {"found": found, "told": "4", "none": []}
 
 
 @pytest.mark.slow

@@ -1,5 +1,8 @@
-"""Where the independent pieces of a command run: `--jobs` here, `--backend` and `--scheduler` on a cluster."""
+"""Where the pieces of a command run: `--jobs` here, `--backend` and `--scheduler` on a cluster, or torchrun."""
 
+import os
+import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Annotated
 
@@ -15,3 +18,20 @@ def spread_over(backend: str, scheduler: str, jobs: int) -> AbstractContextManag
     from bbalpha._spread import spreading
 
     return spreading(backend, scheduler=scheduler or None, jobs=jobs or None)
+
+
+def on_ranks(run: Callable[[], int]) -> int:
+    """The exit code of a command, which under torchrun rank 0 does, and the others take pieces of its work."""
+    job = all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    if not job or os.environ["WORLD_SIZE"] == "1" or sys.argv[1:2] not in (["fit"], ["reproduce"]):
+        return run()
+    from bbalpha.distributed import RankLostError
+    from bbalpha.distributed.pieces import on_all_ranks
+
+    try:
+        return on_all_ranks(run) or 0
+    except RankLostError as error:
+        typer.echo(f"bbalpha: {error}", err=True)
+        return 1
+    except KeyboardInterrupt:
+        return 130

@@ -26,8 +26,8 @@ T = TypeVar("T")
 _EVERY = 1.0  # seconds: how often a rank looks whether the roll was called
 _QUIET = 8.0  # seconds without an answer after which it is closed
 _GO_ON = (
-    "Start the same command again, on as many ranks as there are now: `fit` with a `checkpoint` goes on from its "
-    "last state."
+    "Start the same command again, on as many ranks as there are now: `fit` with a `checkpoint`, and `bbalpha fit`, go "
+    "on from their last state."
 )
 
 
@@ -132,7 +132,7 @@ def _watched() -> Iterator[None]:
         try:
             yield
         except (RuntimeError, _Terminated) as error:
-            if not isinstance(error, _Terminated) and not _is_collective(error):
+            if not isinstance(error, _Terminated) and not is_collective(error):
                 raise
             if handled:  # to the end of the sentence
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -189,7 +189,7 @@ def _terminate(number: int, frame: Any) -> NoReturn:
     raise _Terminated(128 + number)
 
 
-def _is_collective(error: Exception) -> bool:
+def is_collective(error: Exception) -> bool:
     """Whether an error is one of a collective; those of gloo are told by their text alone."""
     text = str(error)
     return isinstance(error, dist.DistError) or any(name in text for name in ("gloo", "Gloo", "NCCL"))

@@ -184,16 +184,7 @@ class _Dealt:
 
 def _with_batches(loader: Any, batches: Any) -> Any:
     """A loader with the settings of another one, and other batches."""
-    names = [
-        "num_workers",
-        "collate_fn",
-        "pin_memory",
-        "timeout",
-        "worker_init_fn",
-        "multiprocessing_context",
-        "generator",
-    ]
-    given = {name: getattr(loader, name) for name in names}
+    given = {name: getattr(loader, name) for name in _SETTINGS}
     if loader.num_workers:
         given |= {"prefetch_factor": loader.prefetch_factor}
     return DataLoader(loader.dataset, batch_sampler=batches, **given)
