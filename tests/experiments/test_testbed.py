@@ -91,6 +91,19 @@ def test_prior_functions_stay_what_they_were_and_grow_as_temperature_falls():
     torch.testing.assert_close(prior, wanted)
 
 
+def test_blocks_part_in_pairs_and_each_pays_its_share_of_the_decay():
+    own = problems(10)
+    networks = fit(Agent("blocks", blocks=4, prior=2.0, n_passes=3, steps=5), own, seed=2)
+    x, signs = torch.randn(3, 6, 2), networks.draw(5, torch.Generator().manual_seed(0))[0]
+    common = through(networks.layers, x[:, None])[:, :1]
+    torch.testing.assert_close(
+        networks.logits(x, [signs]) + networks.logits(x, [-signs]), 2 * common.expand(3, 5, 6, 2)
+    )
+    assert (networks.logits(x, [signs]) - common).abs().max() > 0.1
+    squares = torch.stack([t.square().flatten(2).sum(2) for layer in networks.layers for t in layer]).sum(0)  # (Z, 5)
+    torch.testing.assert_close(networks.penalty(), networks.strength * (squares[:, 0] + squares[:, 1:].mean(1)))
+
+
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_groups_of_one_row_are_the_paper_and_larger_ones_joint(alpha):
     g = torch.Generator().manual_seed(0)
