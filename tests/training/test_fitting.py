@@ -572,7 +572,7 @@ def test_an_interrupt_anywhere_leaves_modes_gradients_and_generators(amp, tmp_pa
     total = min(interrupted(call, -1, files) for _ in range(3))
     struck = 0
     for at in [*range(5, total - 50, max(1, total // 15)), *range(total - 50, total + 1)]:
-        struck += interrupted(call, at, files) == at
+        struck += any(interrupted(call, at, files) == at for _ in range(3))  # how many lines there are varies a little
         assert [m.training for m in model] == [False, True, False, False], at
         assert torch.is_grad_enabled(), at
         assert not torch.is_autocast_enabled("cpu"), at
