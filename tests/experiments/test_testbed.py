@@ -1,13 +1,15 @@
 """The testbed: problems of the specified law, agents that are what they are called, scores that are 0 for the truth."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from bbalpha.experiments import results, testbed
 from bbalpha.experiments.testbed_agents import Agent, _batches, fit, log_probs, objective
-from bbalpha.experiments.testbed_choices import AGENTS, CANDIDATES, best
+from bbalpha.experiments.testbed_choices import AGENTS, CANDIDATES, CHOSEN, best
 from bbalpha.experiments.testbed_networks import Ensemble, initial, through
 from bbalpha.experiments.testbed_problems import N_DATA, TEMPERATURES, Exam, Problem, seed_of
 from bbalpha.experiments.testbed_scoring import SCORES, common, mean_and_error, paired_error, ratios, score
@@ -174,6 +176,12 @@ def test_the_best_is_the_best_at_100_labels_that_is_no_worse_at_one():
     assert best(rows + mixed, "alpha dropout+") == names[1]
     worse = [row(*parts) for parts in zip(names, (1.3, 1.1, 1.2), (0.2, 0.5, 0.7), strict=True)]
     assert best(rows + worse, "alpha dropout+") == names[1]
+
+
+@pytest.mark.parametrize("name", list(CHOSEN))
+def test_ours_are_those_that_validation_took(name):
+    path = Path(__file__).parents[2] / "results/testbed_chosen.json"
+    assert best(json.loads(path.read_text())["rows"], name) == CHOSEN[name]
 
 
 def test_a_small_run_ends_and_goes_on_where_it_was(tmp_path, monkeypatch):
