@@ -201,6 +201,20 @@ def test_a_small_run_ends_and_goes_on_where_it_was(tmp_path, monkeypatch):
     assert not (tmp_path / ".state").exists()
 
 
+def test_rows_of_an_agent_that_has_changed_are_made_anew(tmp_path, monkeypatch):
+    arguments = {"agents": ["uniform", "mlp"], "seeds": 1, "choose": False, "jobs": 1, "quick": True, "out": tmp_path}
+    testbed.reproduce(**arguments)
+    monkeypatch.setitem(AGENTS, "mlp", Agent("ensemble", members=2))
+    ran = []
+    work = testbed.run_cell
+    monkeypatch.setattr(testbed, "run_cell", lambda *a: ran.append(a[3].agent) or work(*a))
+    testbed.reproduce(**arguments)
+    rows = results.read(tmp_path / "testbed-quick.json")["rows"]
+    assert set(ran) == {"mlp"}
+    assert [row["agent"] for row in rows] == ["uniform"] * 6 + ["mlp"] * 6
+    assert all("members=2" in row["made"] for row in rows[6:])
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [({"agents": ["gp"]}, "`agents` must be of uniform, mlp"), ({"seeds": 11}, "`seeds` must be from 1 to 10; got 11")],
