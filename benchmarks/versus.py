@@ -130,9 +130,7 @@ def open_rows(kind: str, name: str, out: Path, again: Sequence[str]) -> Ledger:
     """The results of a set, without those of methods that are to be run again."""
     peers = {"peers": _versions()}
     kept = Ledger(out / f"{name}.json", command=command(kind, name), seed=0, settings=peers, any_release=True)
-    if any(row["method"] in again for row in kept.rows):
-        kept.rows = [row for row in kept.rows if row["method"] not in again]
-        kept.add([], seconds=-sum(kept.parts.pop(method, 0.0) for method in again))
+    kept.forget("method", again)
     return kept
 
 

@@ -1,13 +1,15 @@
 """The testbed: problems of the specified law, agents that are what they are called, scores that are 0 for the truth."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from bbalpha.experiments import results, testbed
 from bbalpha.experiments.testbed_agents import Agent, _batches, fit, log_probs, objective
-from bbalpha.experiments.testbed_choices import AGENTS, CANDIDATES, best
+from bbalpha.experiments.testbed_choices import AGENTS, CANDIDATES, CHOSEN, best
 from bbalpha.experiments.testbed_networks import Ensemble, initial, through
 from bbalpha.experiments.testbed_problems import N_DATA, TEMPERATURES, Exam, Problem, seed_of
 from bbalpha.experiments.testbed_scoring import SCORES, common, mean_and_error, paired_error, ratios, score
@@ -176,6 +178,12 @@ def test_the_best_is_the_best_at_100_labels_that_is_no_worse_at_one():
     assert best(rows + worse, "alpha dropout+") == names[1]
 
 
+@pytest.mark.parametrize("name", list(CHOSEN))
+def test_ours_are_those_that_validation_took(name):
+    path = Path(__file__).parents[2] / "results/testbed_chosen.json"
+    assert best(json.loads(path.read_text())["rows"], name) == CHOSEN[name]
+
+
 def test_a_small_run_ends_and_goes_on_where_it_was(tmp_path, monkeypatch):
     agents = ["uniform", "mlp", "mc-dropout"]
     arguments = {"seeds": 1, "choose": False, "jobs": 1, "quick": True, "out": tmp_path}
@@ -191,6 +199,20 @@ def test_a_small_run_ends_and_goes_on_where_it_was(tmp_path, monkeypatch):
     assert rows[: len(before)] == before
     assert all(math.isfinite(row[key]) for row in rows for key in SCORES)
     assert not (tmp_path / ".state").exists()
+
+
+def test_rows_of_an_agent_that_has_changed_are_made_anew(tmp_path, monkeypatch):
+    arguments = {"agents": ["uniform", "mlp"], "seeds": 1, "choose": False, "jobs": 1, "quick": True, "out": tmp_path}
+    testbed.reproduce(**arguments)
+    monkeypatch.setitem(AGENTS, "mlp", Agent("ensemble", members=2))
+    ran = []
+    work = testbed.run_cell
+    monkeypatch.setattr(testbed, "run_cell", lambda *a: ran.append(a[3].agent) or work(*a))
+    testbed.reproduce(**arguments)
+    rows = results.read(tmp_path / "testbed-quick.json")["rows"]
+    assert set(ran) == {"mlp"}
+    assert [row["agent"] for row in rows] == ["uniform"] * 6 + ["mlp"] * 6
+    assert all("members=2" in row["made"] for row in rows[6:])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ A long run keeps a `Ledger`: rows are on disk as soon as they are known, and a r
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,12 @@ class Ledger:
     def has(self, **where: Any) -> bool:
         """Whether there is a row with these values."""
         return any(all(row.get(k) == _plain(v) for k, v in where.items()) for row in self.rows)
+
+    def forget(self, column: str, values: Collection[str]) -> None:
+        """Leave out of the file the rows with one of these in a column, and the time that went into these parts."""
+        if any(row.get(column) in values for row in self.rows):
+            self.rows = [row for row in self.rows if row.get(column) not in values]
+            self.add([], seconds=-sum(self.parts.pop(value, 0.0) for value in values))
 
     def add(self, rows: Sequence[Row], *, seconds: float, part: str = "") -> None:
         """Put rows, and the time they took, into the file; the time also under `part`, if there is one."""

@@ -88,6 +88,8 @@ def reproduce(*, agents: Sequence[str], seeds: int, choose: bool, jobs: int, qui
     command = "bbalpha reproduce testbed" + " --choose" * choose
     settings = asdict(config)
     kept = skeleton.open_ledger(out / f"{name}.json", command=command, quick=quick, seed=SEED, settings=settings)
+    made = {agent: repr(known[agent]) for agent in known}  # rows of an agent that was another then are no longer its
+    kept.forget("agent", {row["agent"] for row in kept.rows if row.get("made") != made.get(row["agent"])})
     sizes: Sequence[int]
     sizes, seeds = (_QUICK_N, 1) if quick else _CHOOSING if choose else (N_DATA, seeds)
     cells = [
@@ -111,6 +113,7 @@ def run_cell(known: dict[str, Agent | None], config: Config, validation: bool, c
     return [
         {
             "agent": cell.agent,
+            "made": repr(known[cell.agent]),
             "n_data": cell.n_data,
             "number": number,
             "temperature": t,

@@ -46,13 +46,15 @@ CANDIDATES: dict[str, Agent | None] = {
     "dropout 0.1 alpha 1 by 100": _dropout(0.1, 1.0, 100),
     "dropout 0.5 alpha 1 by 100": _dropout(0.5, 1.0, 100),
 }
-CHOSEN = {"alpha dropout": "dropout 0.1 alpha 0.5", "alpha dropout+": "prior 0.5 alpha 0"}
+CHOSEN = {"alpha dropout": "dropout 0.1 alpha 1 by 100", "alpha dropout+": "prior 0.5 alpha 0"}
 AGENTS: dict[str, Agent | None] = {
     **FIELD,
     **{name: CANDIDATES[candidate] for name, candidate in CHOSEN.items()},
     "dropout alpha 0": CANDIDATES["dropout 0.1 alpha 0"],
+    "dropout alpha 0.5": CANDIDATES["dropout 0.1 alpha 0.5"],
     "dropout alpha 1": CANDIDATES["dropout 0.1 alpha 1"],
-    "dropout alpha 1 joint": CANDIDATES["dropout 0.1 alpha 1 by 100"],
+    "dropout+ alpha 0.5": CANDIDATES["prior 0.5 alpha 0.5"],
+    "dropout+ alpha 1": CANDIDATES["prior 0.5 alpha 1"],
 }
 
 
