@@ -116,6 +116,15 @@ def test_frozen_models_use_it_and_give_the_passes_of_sample(model):
         assert not frozen(x).any()
 
 
+def test_sizes_that_are_traced_are_not_asked():
+    model, x = mlp([400, 300, 300, 3], input_dropout=0.0).eval(), torch.randn(5, 400)
+    frozen = bbalpha.freeze(model, 20, seed=3)
+    program = torch.export.export(frozen, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)).module()
+    for some in (x[:1], torch.cat([x, x])):
+        with torch.no_grad():
+            torch.testing.assert_close(program(some), frozen(some), rtol=1e-5, atol=1e-5)
+
+
 def test_threads_may_meet_a_weight_together():
     packs, w, x = Packs(), weight(), torch.randn(20, 400)
     out, go = [], threading.Barrier(4)

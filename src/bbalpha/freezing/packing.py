@@ -29,9 +29,9 @@ class Packs:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """``F.linear(x, weight, bias)``."""
-        rows = x.numel() // weight.shape[-1]
-        if rows >= _SEVERAL and rows * weight.numel() >= _MUCH and _is_plain(x, weight):
-            packed = self._packed(weight, rows)
+        if not is_watched() and _is_plain(x, weight):  # first: sizes that are traced must not be asked
+            rows = x.numel() // weight.shape[-1]
+            packed = self._packed(weight, rows) if rows >= _SEVERAL and rows * weight.numel() >= _MUCH else None
             if packed is not None:
                 return product_with_packed(x, packed, bias)
         return F.linear(x, weight, bias)
@@ -51,4 +51,4 @@ def _is_plain(x: Tensor, weight: Tensor) -> bool:
         return False
     kinds = {(t.dtype, t.device.type) for t in (x, weight)}
     wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    return kinds == {(torch.float32, "cpu")} and not wanted and not is_watched()
+    return kinds == {(torch.float32, "cpu")} and not wanted
