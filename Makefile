@@ -82,7 +82,7 @@ api: .venv/.installed
 dist: .venv/.installed
 	$(BIN)/python tools/distribution.py
 
-# each extra alone in an empty environment: results/extras.json (EXTRAS="keras jax": these only)
+# each extra alone in an empty environment: results/extras.json (EXTRAS="keras jax": these only, and again)
 extras: .venv/.installed
 	$(BIN)/python tools/extras.py $(EXTRAS)
 

@@ -107,6 +107,12 @@ def peers(net, x, K):
                 return model(x).view(K, len(x), -1).softmax(2).mean(0)
 
         found["torch-uncertainty"] = run
+    if importlib.util.find_spec("lightning_uq_box"):
+        from peers_ways import part
+
+        boxes = part("lightning_uq_box.uq_methods.mc_dropout")
+        box = boxes.MCDropoutClassification(copy.deepcopy(net), K, torch.nn.CrossEntropyLoss()).eval()
+        found["lightning-uq-box"] = lambda: box.predict_step(x)["pred"]
     return found
 
 
@@ -389,7 +395,7 @@ def main():
     start = time.perf_counter()
     command = "python benchmarks/engine.py" + (", in several runs" if rows else "")
     peers_found = {}
-    for name in ("baal", "torch-uncertainty"):
+    for name in ("baal", "torch-uncertainty", "lightning-uq-box"):
         try:
             peers_found[name] = version(name)
         except PackageNotFoundError:

@@ -28,6 +28,7 @@ SPEED = {
     "loop": "by hand: `model.train()`, a loop",
     "baal": "baal",
     "torch-uncertainty": "torch-uncertainty",
+    "lightning-uq-box": "lightning-uq-box",
     "ours": "**bbalpha**",
     "ours-shared": '**bbalpha**, `masks="shared"`',
 }

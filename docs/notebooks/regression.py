@@ -66,6 +66,8 @@ for ax, (alpha, p) in zip(axes, curves.items(), strict=True):
     regression_bands(grid, p, data=(x, y), ax=ax)
     ax.set_title(f"alpha = {alpha}")
     ax.set_ylim(-4, 4)
+    if ax is not axes[1]:
+        ax.get_legend().remove()  # one for all three
 plt.show()
 
 # %% [markdown]

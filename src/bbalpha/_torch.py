@@ -214,7 +214,36 @@ def inside_checkpoint(outermost: types.CodeType) -> bool:
     return False
 
 
+def is_watched() -> bool:
+    """Whether somebody traces, transforms, casts or differentiates forwards what is called."""
+    dual = torch.autograd.forward_ad._current_level >= 0
+    seen = is_scripted() or torch.compiler.is_compiling() or transforms_active() or torch.is_autocast_enabled("cpu")
+    return bool(dual or seen or torch._C._len_torch_dispatch_stack())
+
+
 # ------------------------------------------------------------------------------ layers
+
+
+def pack(weight: Tensor, rows: int) -> Tensor | None:
+    """A weight (C, D) laid out for products with about so many rows on this CPU; None where torch has no such layout.
+
+    Private: the operators that torch.compile uses. Without them `F.linear`, which lays the weight out at every call:
+    twice the time of large layers with few rows.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return None
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+        product_with_packed(weight.new_zeros(1, weight.shape[1]), packed, None)
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None
+    return packed  # type: ignore[no-any-return]
+
+
+def product_with_packed(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear for a weight that was packed; not to be differentiated."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], None)
+    return out
 
 
 def convolve(layer: nn.Module, x: Tensor, weight: Tensor) -> Tensor:

@@ -91,6 +91,7 @@ def test_torchscript_takes_it_for_any_number_of_rows(name):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The tensor attributes self:UserWarning")  # of torch, for any nn.LSTM
 @pytest.mark.parametrize("name", SCRIPTED)
 def test_torch_export_takes_it_for_any_number_of_rows(name):
     model, x = next(c for c in zoo.CASES if c.name == name).make()

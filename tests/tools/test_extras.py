@@ -88,6 +88,10 @@ def test_what_is_done_is_kept_and_what_failed_is_tried_again(house, monkeypatch,
         ("keras", True),
         ("plots", True),
     ]
+    monkeypatch.setattr(sys, "argv", ["extras.py", "keras"])
+    with pytest.raises(SystemExit):
+        extras.main()
+    assert calls[4:] == ["keras"]  # named: once more
     assert content["command"] == "make extras"
     assert not (house / ".venv-extras").exists()
 

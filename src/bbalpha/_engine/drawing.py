@@ -7,7 +7,7 @@ since no size of a tensor can tell.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -113,6 +113,10 @@ class Drawing:
         if noise.threshold is None and self.strategy == "vmap":  # a node of our own costs more under torch.func
             return rows * values
         return self._join(kernels.dropout(rows, Noise(values, noise.threshold, noise.scale)), place)
+
+    def recur(self, kernel: Callable[..., tuple[Tensor, ...]], *args: Any) -> tuple[Tensor, ...]:
+        """A recurrent layer by the kernel that torch has for it."""
+        return kernel(*args)
 
     def kept(self, like: Tensor, rate: float) -> Tensor:
         """Ones of the shape of `like`, and zeros at `rate`: the masks of `dropped`."""

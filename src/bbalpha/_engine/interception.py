@@ -149,8 +149,8 @@ def _recurrent(kernel: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple
             span = slice(layer * directions, (layer + 1) * directions)
             own = [s[span].contiguous() for s in states]
             weights = params[layer * size : (layer + 1) * size]
-            out, *last = kernel(
-                out, *head[1:], own if isinstance(hx, (tuple, list)) else own[0], weights,
+            out, *last = mode.recur(
+                kernel, out, *head[1:], own if isinstance(hx, (tuple, list)) else own[0], weights,
                 biases, 1, 0.0, train, both, *rest,
             )  # fmt: skip
             finals.append(last)

@@ -20,6 +20,7 @@ from bbalpha._engine.rows import Rows
 from bbalpha._engine.running import Plan, merge
 from bbalpha._engine.sites import CallersStatistics
 from bbalpha._torch import is_scripted, tree_flatten, tree_unflatten
+from bbalpha.freezing.packing import Packs
 from bbalpha.freezing.recording import Recorded, own_copy, record
 from bbalpha.freezing.replaying import Prefix, Replaying, Sharing, Site, laid_out
 
@@ -45,6 +46,7 @@ class Replayed(nn.Module):
         self.eager: Strategy = "loop"
         self.traced: Strategy = "loop"
         self.shares = False
+        self._packs = Packs()
         self._numbers: dict[str, list[Any]] = {}
         self.axes, self._outputs, self._names = rows.axes, rows.outputs, tuple(names)
         self._keepers = [m for m in model.modules() if m.training and any(True for _ in m.buffers(recurse=False))]
@@ -110,7 +112,7 @@ class Replayed(nn.Module):
         return merge(outputs, torch.stack)
 
     def _repeat(self, inputs: Inputs) -> Any:
-        mode = Replaying(self._sites[0], self._constants(), self.n_passes, strategy="repeat")
+        mode = Replaying(self._sites[0], self._constants(), self.n_passes, strategy="repeat", packs=self._packs)
         with mode:
             output = inputs.repeated(self.n_passes).fresh().call(self.model)
         mode.finish()

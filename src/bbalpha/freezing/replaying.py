@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bbalpha._engine.drawing import Strategy
 from bbalpha._engine.interception import Interception, may_draw
 from bbalpha._kernels import Passes
-from bbalpha._torch import is_scripted
+from bbalpha._torch import is_scripted, is_watched
+from bbalpha.freezing.packing import Packs
 from bbalpha.freezing.recording import Draw
 
 _WIDE = (torch.float32, torch.float64)  # which hold a scale as it is
@@ -94,6 +96,7 @@ class Replaying(Interception):
         count: K.
         strategy: As in `Drawing`.
         index: With "vmap", the pass as the vmapped function sees it.
+        packs: Where weights are laid out for products.
     """
 
     def __init__(
@@ -104,10 +107,43 @@ class Replaying(Interception):
         *,
         strategy: Strategy,
         index: Tensor | None = None,
+        packs: Packs | None = None,
     ) -> None:
         super().__init__(Passes(0, 0, count), 0, strategy=strategy, shared=True, index=index)
-        self.stacked = (count,) if strategy == "repeat" else ()
+        self.stacked: tuple[int, ...] = (count,) if strategy == "repeat" else ()
+        self.packs = packs or Packs()
         self.left: Iterator[tuple[Site, Any]] = iter(zip(sites, values, strict=True))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear and self.stacked:
+            return self._product(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def recur(self, kernel: Any, *args: Any) -> Any:
+        """A recurrent layer, before the first draw for one of the passes that are stacked, which are all the same."""
+        x, states, _, padded, *rest = args  # ..., batch_first; rows of several lengths come in another order
+        if not self._alike() or not isinstance(padded, bool):
+            return kernel(*args)
+        K, axis, several = self.stacked[0], 0 if rest[-1] else 1, isinstance(states, list)
+        fed = [(x, axis), *((s, 1) for s in (states if several else [states]))]
+        if not all(_repeats(t, along, K) for t, along in fed):
+            return kernel(*args)
+        x, *few = (t.narrow(along, 0, t.shape[along] // K).contiguous() for t, along in fed)
+        out, *last = kernel(x, few if several else few[0], *args[2:])
+        return (torch.cat([out] * K, axis), *(torch.cat([t] * K, 1) for t in last))
+
+    def _product(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """F.linear, before the first draw for one of the passes."""
+        if self._alike():
+            for axis in range(input.ndim - 1):
+                if _repeats(input, axis, self.stacked[0]):
+                    one = input.narrow(axis, 0, input.shape[axis] // self.stacked[0])
+                    return torch.cat([self.packs.linear(one, weight, bias)] * self.stacked[0], axis)
+        return self.packs.linear(input, weight, bias)
+
+    def _alike(self) -> bool:
+        """Whether passes that are stacked may be the same so far, and one may look at the numbers to see it."""
+        return bool(self.stacked) and not self.fired and not is_watched()
 
     def dropped(self, x: Tensor, rate: float, *, channels: bool = False) -> Tensor:
         """`x` times the next constant."""
@@ -180,6 +216,13 @@ class Sharing(Replaying):
         """As in `Replaying`; the prefix is known from now on."""
         super().finish()
         self.prefix.whole = True
+
+
+def _repeats(t: Tensor, axis: int, count: int) -> bool:
+    """Whether `count` equal blocks stand one after the other along an axis."""
+    size = t.shape[axis]
+    one, rest = size // count, size - size // count
+    return size % count == 0 and torch.equal(t.narrow(axis, 0, rest), t.narrow(axis, one, rest))
 
 
 def _shown(rest: Sequence[int], axis: int | None) -> str:

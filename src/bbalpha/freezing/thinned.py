@@ -3,7 +3,7 @@
 What comes before the first dropout is computed once; from there on a tensor holds all passes (K, N, ...), and a dropout
 is a product with a constant (K, 1, ...). Where the K thinned weights are together little larger than the one they are
 cut from, dropped units are cut out of them: their rows of one weight, their columns of the next. Passes lose unequal
-numbers of units, so all are padded to the one that loses least.
+numbers of units, so all are padded to the one that loses least. Other weights are laid out once (`packing.py`).
 """
 
 import copy
@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from bbalpha._engine import chains, kinds
 from bbalpha._kernels import Noise, Passes
-from bbalpha._torch import is_scripted, transforms_active
+from bbalpha._torch import is_hooked, is_scripted, transforms_active
+from bbalpha.freezing.packing import Packs
 
 _LARGER = 2.0  # times the weight are all cuts of it together, at most: from 3 on one row takes longer
-_MUCH = 2**23  # multiply-adds of one pass of a layer from which leaving units out at every call pays
+_MUCH = 2**26  # multiply-adds of one pass of a layer from which leaving units out at every call pays
 _WIDE = (torch.float32, torch.float64)  # which hold a scale as it is
 
 
@@ -40,6 +41,7 @@ class Thinned(nn.Module):
         self.layers = nn.ModuleList(_cut(whole, n_passes))
         first = next(i for i, layer in enumerate(self.layers) if isinstance(layer, (Mask, Pick)))
         self._before, self._after = tuple(self.layers[:first]), tuple(self.layers[first:])
+        self._packs = Packs()
         self._work = 0 if any(isinstance(layer, Pick) for layer in self.layers) else self._work
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,14 +49,21 @@ class Thinned(nn.Module):
         if self._leaves_out(x):
             return self._left_out(x)
         for layer in self._before:
-            x = layer(x)
+            x = self._run(layer, x)
         for layer in self._after:
-            x = layer(x) if isinstance(layer, _TAKE_PASSES) else _through(layer, x)
+            x = self._run(layer, x) if isinstance(layer, _TAKE_PASSES) else _through(layer, x)
         return x
 
     def extra_repr(self) -> str:
         """The passes shown by print."""
         return f"n_passes={self.n_passes}"
+
+    def _run(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """A layer on what it takes as it is."""
+        if type(layer) is nn.Linear and not is_hooked(vars(layer)):
+            return self._packs.linear(x, layer.weight, layer.bias)
+        out: Tensor = layer(x)
+        return out
 
     def _leaves_out(self, x: Tensor) -> bool:
         """Whether there are so many rows that units are better left out at every call; not while it is traced."""
@@ -151,6 +160,8 @@ def _masked(layers: Sequence[Any], x: Tensor, n_passes: int, seed: int) -> tuple
             continue
         if hasattr(twin, "inplace"):
             twin.inplace = False
+        if type(layer) is nn.Conv2d:
+            twin.to(memory_format=torch.channels_last)  # one row is pooled in a quarter of the time
         if parts and isinstance(parts[-1], Mask) and type(layer) in (nn.Linear, *kinds.CONVOLUTIONS):
             work = max(work, twin.weight.numel() * (h[0, 0].numel() if h.ndim > 2 else 1))
         parts.append(twin)
