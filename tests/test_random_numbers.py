@@ -94,31 +94,30 @@ class Pairs:
         return deviations(self.agree[name], self.n[name], rate**2 + (1 - rate) ** 2)
 
 
-def pairs_of(rate, together, blocks, break_it=None):
+def pairs_of(rate, together, blocks):
     """Agreement of masks beside each other: units, rows, passes, sites, steps, seeds."""
-    pairs, shape = Pairs(), (BLOCK // 4096, 4096)
+    pairs, shape, before = Pairs(), (BLOCK // 4096, 4096), None
     for i in range(blocks):
-        own = {"together": together, "count": 1}
-        site, other = kept(step_seed(1, i), shape, rate, first=0, sites=2, **own)
-        (one,), (two,) = site, other
-        if break_it is not None:
-            two = break_it(one, two)
-        (next_pass,) = kept(step_seed(1, i), shape, rate, first=1, **own) if not together else (None,)
-        (next_step,) = kept(step_seed(1, i + 1), shape, rate, first=0, **own)
-        (next_seed,) = kept(step_seed(2, i), shape, rate, first=0, **own)
+        (one,), (two,) = kept(step_seed(1, i), shape, rate, together=together, sites=2)
+        (other_seed,) = kept(step_seed(2, i), shape, rate, together=together)
         pairs.add("units", one[:, 1:], one[:, :-1])
         pairs.add("units of a word", one[:, 4:], one[:, :-4])
         pairs.add("rows", one[1:], one[:-1])
         pairs.add("sites", one, two)
-        pairs.add("steps", one, next_step[0])
-        pairs.add("seeds", one, next_seed[0])
-        if next_pass is not None:
-            pairs.add("passes", one, next_pass[0])
+        pairs.add("seeds", one, other_seed[0])
+        if not together:
+            pairs.add("passes", one, kept(step_seed(1, i), shape, rate, together=0, first=1)[0][0])
+        if before is not None:
+            pairs.add("steps", one, before)
+        before = one
     return pairs
 
 
-@pytest.mark.parametrize("blocks", [5, pytest.param(1008, marks=slow)])
-@pytest.mark.parametrize(("rate", "together"), [(0.5, 0), (0.5, 10), (0.05, 20)])
+DEPENDENCE = [(0.5, 0, 5), (0.5, 10, 5), (0.05, 20, 5)]
+DEPENDENCE += [pytest.param(0.5, 0, 1008, marks=slow), pytest.param(0.5, 10, 1008, marks=slow)]
+
+
+@pytest.mark.parametrize(("rate", "together", "blocks"), DEPENDENCE)
 def test_masks_know_nothing_of_each_other(rate, together, blocks):
     pairs = pairs_of(rate, together, blocks)
     realised = round(rate * SIZE) / SIZE if together else rate
@@ -128,17 +127,15 @@ def test_masks_know_nothing_of_each_other(rate, together, blocks):
 
 @slow
 def test_a_site_that_repeats_one_in_ten_thousand_units_is_found():
-    random = np.random.default_rng(0)
-
-    def repeat(one, two):
-        two = two.copy()
-        at = random.integers(two.size, size=round(DEFECT * two.size))
-        two.ravel()[at] = one.ravel()[at]
-        return two
-
-    pairs = pairs_of(0.5, 0, 1008, repeat)
-    assert pairs.off("sites", 0.5) > ALARM
-    assert abs(pairs.off("rows", 0.5)) < ALARM
+    random, pairs = np.random.default_rng(0), Pairs()
+    for i in range(1008):
+        (one,), (two,) = kept(step_seed(1, i), (1, BLOCK), 0.5, together=0, sites=2)
+        pairs.add("as they are", one, two)
+        two, at = two.copy(), random.integers(BLOCK, size=round(DEFECT * BLOCK))
+        two[:, at] = one[:, at]
+        pairs.add("repeated", one, two)
+    assert pairs.off("repeated", 0.5) > ALARM
+    assert abs(pairs.off("as they are", 0.5)) < ALARM
 
 
 @pytest.mark.parametrize("blocks", [2, pytest.param(100, marks=slow)])
