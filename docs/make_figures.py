@@ -9,6 +9,7 @@ from pathlib import Path
 
 import figures_active
 import figures_explore
+import figures_inference
 import figures_method
 import figures_passes
 import figures_scale
@@ -69,6 +70,7 @@ PAGES = {
     "scale": (figures_scale.draw, ("costs",)),
     "active": (figures_active.draw, ("repeated_mnist_x2", "mnist", "repeated_mnist_x5")),
     "explore": (figures_explore.draw, ("regret",)),
+    "inference": (figures_inference.draw, ("ranks",)),
 }
 
 

@@ -61,9 +61,9 @@ def test_several_sites_at_once_are_the_sites_one_by_one(rates):
         assert noise.values.shape == (4, *shape)
 
 
-def test_pass_seeds_never_collide_within_a_call():
+def test_orders_of_the_epochs_of_a_run_differ():
     for seed in (0, 1, -5, 2**63 - 1):
-        assert len({kernels.pass_seed(seed, k) for k in range(100_000)}) == 100_000
+        assert len({kernels.order_seed(seed, k) for k in range(100_000)}) == 100_000
 
 
 # ------------------------------------------------------------------------------ applying

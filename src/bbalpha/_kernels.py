@@ -5,7 +5,7 @@ bits a unit (32 when the rate is no multiple of 1/256) are cut from 64-bit words
 compare-and-select; a relu in front is fused, so that the backward needs the sign of the output and no mask.
 
 The masks of passes that are balanced are drawn together (`_balance.py`): one draw of bits for every random site and all
-passes. Otherwise, and for numbers of other kinds, pass k draws from a generator of its own, seeded by (seed, k). So the
+passes. Otherwise, and for numbers of other kinds, pass k draws from a generator of its own, that of (seed, k). So the
 same masks come out however the passes are run: one by one, stacked in one batch, under vmap, in chunks, in another
 process.
 
@@ -31,10 +31,9 @@ from bbalpha._balance import (
     Tape,
     add_ranks,
     groups,
-    new_generator,
     scrambled,
 )
-from bbalpha._torch import apply_function, outside_transforms, transforms_active, where_above
+from bbalpha._torch import apply_function, generators, outside_transforms, transforms_active, where_above
 
 # ------------------------------------------------------------------------------ seeds
 
@@ -50,38 +49,46 @@ def draw_seed(generator: torch.Generator | None) -> int:
 _CPU = torch.device("cpu")  # whatever the default device
 
 
-def epoch_seed(seed: int, epoch: int) -> int:
-    """The seed of the order of the rows in an epoch of training."""
-    return pass_seed(seed ^ 0x5DEECE66D, epoch)
-
-
 def step_seed(seed: int, step: int) -> int:
     """The seed of the masks of training step `step`, of 64 bits: no two steps of a long run share one."""
     return scrambled(scrambled(seed ^ 0x2545F4914F6CDD1D) + step)
 
 
 def pass_seed(seed: int, index: int) -> int:
-    """The generator seed of pass `index`: distinct for all passes of one `seed`, scrambled.
-
-    torch's CPU generator takes 32 bits of seed, so the map from pass to seed is a bijection of 32 bits.
+    """The seed of what pass `index` draws by itself, of 64 bits: distinct for all passes of one `seed`, scrambled.
 
     >>> len({pass_seed(0, k) for k in range(10_000)})
     10000
     """
-    return pass_seeds(seed, index, 1)[0]
+    return scrambled(scrambled(seed ^ 0x0D1B54A32D192ED03) + index)
 
 
-def pass_seeds(seed: int, first: int, count: int) -> list[int]:
-    """`pass_seed` of `count` passes from `first` on."""
-    base = (seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
-    base = (((base ^ (base >> 29)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF) >> 32
-    seeds = []
-    for index in range(first, first + count):
-        h = (base + index) & 0xFFFFFFFF
-        h = ((h ^ (h >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
-        h = ((h ^ (h >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
-        seeds.append(h ^ (h >> 16))
-    return seeds
+def streams(seed: int, first: int, count: int, device: torch.device | None = None) -> list[torch.Generator]:
+    """A generator for each of `count` passes from `first` on.
+
+    >>> [int(torch.randint(100, (), generator=g)) for g in streams(0, 8, 2)]
+    [32, 8]
+    """
+    return generators([pass_seed(seed, index) for index in range(first, first + count)], device)
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """The seed of the order of the rows in an epoch of training."""
+    return order_seed(seed ^ 0x5DEECE66D, epoch)
+
+
+def order_seed(seed: int, index: int) -> int:
+    """The seed of an order of rows, of 32 bits, which is what `manual_seed` takes: distinct for all of one `seed`.
+
+    >>> len({order_seed(0, k) for k in range(10_000)})
+    10000
+    """
+    h = (seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
+    h = (((h ^ (h >> 29)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF) >> 32
+    h = (h + index) & 0xFFFFFFFF  # from here on a bijection of 32 bits
+    h = ((h ^ (h >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+    h = ((h ^ (h >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+    return h ^ (h >> 16)
 
 
 # ------------------------------------------------------------------------------ drawing
@@ -150,8 +157,8 @@ class Passes:
     def generators(self) -> list[torch.Generator]:
         """One for each pass, consumed in the order of the sites."""
         if self._generators is None:
-            seeds = pass_seeds(self.seed, self.first, self.count)
-            self._generators = [new_generator(self.device).manual_seed(s) for s in seeds]
+            with self.plain():
+                self._generators = streams(self.seed, self.first, self.count, self.device)
         return self._generators
 
     def plain(self) -> AbstractContextManager[Any]:

@@ -6,11 +6,12 @@ it is missing; what the library cannot do without is an ImportError that names i
 
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -90,6 +91,55 @@ def pick(values: Tensor, index: Tensor) -> Tensor:
 
 version_of: Callable[[Tensor], int] = attrgetter("_version")  # grows when a tensor is written to: plans hang on it
 base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")  # what it is a view of: whose weights were fed?
+
+
+# ------------------------------------------------------------------------------ generators
+
+# the state of a CPU generator that has drawn nothing, as numbers of 64 bits; its 624 words are at _WORDS
+_NEW = torch.Generator().manual_seed(7).get_state().numpy().view(np.uint64).copy()
+_WORDS = slice(3, 627)
+if _NEW.shape != (632,) or _NEW[_WORDS][:2].tolist() != [7, 7 * 1812433253 + 1 & 0xFFFFFFFF]:
+    raise ImportError(
+        f"torch {torch.__version__} keeps its generator in another form. Install a version bbalpha asks for."
+    )
+_MIX, _SHIFT = np.uint64(0xBF58476D1CE4E5B9), np.uint64(32)
+_PLACES = np.random.RandomState(0).randint(0, 2**64, 624, np.uint64)  # one for each word
+
+
+def generators(seeds: Sequence[int], device: torch.device | None = None) -> list[torch.Generator]:
+    """A generator for each seed, of which all 64 bits count; seeds must be scrambled, as those of `_kernels` are.
+
+    `manual_seed` of a CPU generator takes the lower 32: with these, one pass in a thousand of a run of a million steps
+    shares its numbers with that of another step. Forged: the state of the generator; without it, `manual_seed`.
+
+    >>> a, b = (torch.rand(3, generator=g) for g in generators([5, 5 + 2**32]))
+    >>> bool((a == b).any())
+    False
+    """
+    if device is not None and device.type != "cpu":
+        return [torch.Generator(device).manual_seed(seed) for seed in seeds]
+    made = [torch.Generator() for _ in seeds]
+    for generator, state in zip(made, _states(seeds), strict=True):
+        generator.set_state(state)
+    return made
+
+
+def seed_global(seed: int) -> None:
+    """Seed torch's global generators, that of the CPU by all 64 bits."""
+    torch.manual_seed(seed)
+    torch.default_generator.set_state(_states([seed])[0])
+
+
+def _states(seeds: Sequence[int]) -> list[Tensor]:
+    """The state of a CPU generator for each seed: its words are the seed, scrambled in 624 ways."""
+    states = np.empty((len(seeds), len(_NEW)), np.uint64)
+    states[:] = _NEW
+    words = states[:, _WORDS]
+    np.bitwise_xor(np.array(seeds, np.uint64)[:, None], _PLACES, out=words)
+    words *= _MIX
+    words >>= _SHIFT
+    # each by itself: `set_state` reads from where the memory of a tensor begins, not where a view of it does
+    return [torch.from_numpy(state) for state in states.view(np.uint8)]
 
 
 # ------------------------------------------------------------------------------ modes of a thread

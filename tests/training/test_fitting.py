@@ -477,6 +477,35 @@ def test_a_precision_without_bound_is_told_in_words_of_the_caller(validation):
         fit(model, (x, torch.zeros(8, 1)), objective=objective, epochs=40, optimizer=optimizer, validation=validation)
 
 
+def perfect(rate, dtype, size):
+    """A network that has its constant target exactly, and what `fit` needs to learn nothing but the precision."""
+    model, objective = net().to(dtype), GaussianNLL()
+    with torch.no_grad():
+        model[-1].weight.zero_()
+        model[-1].bias.fill_(size)
+    optimizer = torch.optim.Adam(
+        [{"params": model.parameters(), "lr": 0.0}, {"params": objective.parameters()}], lr=rate
+    )
+    data = torch.randn(8, 3, dtype=dtype), torch.full((8, 1), size, dtype=dtype)
+    return model, objective, {"data": data, "optimizer": optimizer, "epochs": 60, "seed": 0}
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_precision_of_a_perfect_fit_is_held_where_the_digits_end_and_said(dtype, size):
+    model, objective, options = perfect(1.5, dtype, size)
+    with pytest.warns(UserWarning, match=r"precision was held at .*, beyond which `target` has no digits: .*constant"):
+        fit(model, objective=objective, **options)
+    digit = torch.finfo(dtype).eps * size
+    assert objective.precision.item() == pytest.approx(digit**-2, rel=1e-3)
+
+
+def test_a_precision_within_the_digits_is_left_alone():
+    model, objective, options = perfect(0.2, torch.float32, 1.0)
+    fit(model, objective=objective, **options)
+    assert 11.9 < objective.log_precision.item() < 12.1
+
+
 @pytest.mark.parametrize("value", [float("nan"), -float("inf")])
 def test_no_epoch_is_chosen_by_a_likelihood_that_is_no_number(value):
     def broken_later(outputs, target):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bbalpha._kernels import draw_seed
-from bbalpha._torch import compiler_loaded, modes, restore_modes
+from bbalpha._torch import compiler_loaded, modes, restore_modes, seed_global
 
 
 class steady:  # noqa: N801 - a context, called like a function
@@ -137,10 +137,10 @@ def forked_generators() -> Iterator[None]:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators of torch, Python and numpy with a number below 2^32."""
-    torch.manual_seed(seed)
+    """Seed the global generators of torch, Python and numpy with a number below 2^64."""
+    seed_global(seed)
     random.seed(seed)
-    np.random.seed(seed)
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
 
 
 class Foreign:

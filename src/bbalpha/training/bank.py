@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bbalpha._balance import Tape, is_balanced
-from bbalpha._kernels import Noise, draw_balanced, draw_rates, pass_seeds, step_seed, units_per_word
+from bbalpha._kernels import Noise, draw_balanced, draw_rates, step_seed, streams, units_per_word
 from bbalpha._student import student_losses
 from bbalpha._torch import where_above
 from bbalpha.checks import check_real
@@ -328,8 +328,7 @@ class _Draws:
             return draw_balanced(partial(self._words, sources), shape, rates, self.n_passes)
         for s in sources:
             if s not in self.generators:
-                seeds = pass_seeds(self.sources[s][0], 0, self.n_passes)
-                self.generators[s] = [torch.Generator().manual_seed(seed) for seed in seeds]
+                self.generators[s] = streams(self.sources[s][0], 0, self.n_passes)
         drawn = draw_rates([g for s in sources for g in self.generators[s]], shape, rates)
         return [Noise(d.values.view(len(sources), -1, *shape), d.threshold, d.scale) for d in drawn]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bbalpha._kernels import pass_seed
+from bbalpha._kernels import order_seed
 
 LEAST_ROWS = 40
 _FOLDS = 10
@@ -176,4 +176,4 @@ class Patience:
 
 
 def _generator(seed: int, use: int) -> torch.Generator:
-    return torch.Generator().manual_seed(pass_seed(seed, use))
+    return torch.Generator().manual_seed(order_seed(seed, use))

@@ -3,6 +3,7 @@
 import copy
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -155,6 +156,8 @@ class Training:
     nll: list[float] = field(default_factory=list)
     best: dict[str, Any] | None = None
     halted: bool = False  # by patience or the callback
+    target: Any = None  # of the last batch
+    held_at: float | None = None  # the precision, where it would run away
 
     def __post_init__(self) -> None:
         self.device = next(self.model.parameters()).device
@@ -178,6 +181,7 @@ class Training:
                     self.together.same_generators()
                 self.epoch_rng = {"process": self._rng(), "data": self.train.rng()} if self.folder else {}
             self._epoch(resumed)
+            self._hold_precision()
             resumed = False
             self._tell(bar)
             if self.folder and (self.done or self.every is None or self.step % self.every == 0):
@@ -185,6 +189,12 @@ class Training:
         if self.best is not None:
             self._restore(self.best)
         self._check_weights()
+        if self.held_at is not None:
+            warnings.warn(
+                f"The learned precision was held at {self.held_at:.2g}, beyond which `target` has no digits: "
+                f"{_PRECISION}",
+                stacklevel=5,
+            )
         stopped = self.epoch < self.epochs
         seconds = time.perf_counter() - start
         return History(tuple(self.loss), tuple(self.nll), self._best_epoch(), self.step, stopped, seconds)
@@ -238,6 +248,7 @@ class Training:
                 group["lr"] = rate * factor
         passes = self.n_passes(share) if callable(self.n_passes) else self.n_passes
         loss, rows, x, target = self._forward(batch, passes)
+        self.target = target
         total = loss if self.penalty is None else loss + whole(self.penalty())
         for p in self.parameters:
             p.grad = None
@@ -325,6 +336,21 @@ class Training:
             if self.step and "`precision`" in str(error):
                 raise ValueError(f"The precision is no number after step {self.step}: {_PRECISION}") from error
             raise
+
+    def _hold_precision(self) -> None:
+        """Hold a learned precision where the noise would be less than the last digit of the target."""
+        log_precision, target, self.target = getattr(self.objective, "log_precision", None), self.target, None
+        if not isinstance(log_precision, nn.Parameter) or not isinstance(target, Tensor):
+            return
+        squares, count = float(target.detach().double().square().sum()), float(target.numel())
+        if self.together is not None:
+            squares, count = self.together.total(squares, count)
+        wide = torch.float64 if target.dtype == torch.float64 else torch.float32  # what losses are reduced in
+        digit = torch.finfo(wide).eps * math.sqrt(squares / count) if count else 0.0
+        if digit and bool((log_precision.detach() > -2 * math.log(digit)).any()):
+            with torch.no_grad():
+                log_precision.clamp_(max=-2 * math.log(digit))
+            self.held_at = digit**-2
 
     def _cause(self, x: Any = None, target: Any = None) -> str:
         """Why a loss may not be a number, the surest first."""

@@ -23,6 +23,7 @@ from bbalpha._balance import PER_WORD, groups, scrambled
 from bbalpha._engine.interception import Interception
 from bbalpha._engine.rows import Finder
 from bbalpha._kernels import Noise, Passes
+from bbalpha._torch import generators
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ class Positioned(Interception):
         super().__init__(Passes(seed, 0, 1), len(places.targets))
         self.places, self.n_passes, self.first, self.count = places, n_passes, first, count
         self.key = scrambled(seed)
-        self.chooser = torch.Generator().manual_seed(scrambled(seed ^ 0x5851F42D4C957F2D) & 0xFFFFFFFF)
+        self.chooser = generators([scrambled(seed ^ 0x5851F42D4C957F2D)])[0]
 
     def dropped(self, x: Tensor, rate: float, *, channels: bool = False) -> Tensor:
         """`x` with dropout at `rate`."""
