@@ -591,7 +591,7 @@ def _reduce(
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'`reduction` must be "mean", "sum" or "none"; got {reduction!r}.')
     losses = _wide(losses)
-    total: Tensor | int = losses[0].numel() if counts is None else counts.sum()
+    total: Tensor | int = math.prod(losses.shape[1:]) if counts is None else counts.sum()
     weight = None
     if sample_weight is not None:
         weight = check_weight(sample_weight, losses[0]).expand_as(losses[0])
