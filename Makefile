@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: api bench bench-against browser clean coverage demo dist docs extras figures format lint notebooks pins tables test test-frameworks test-torch torture
+.PHONY: api audit bench bench-against browser clean coverage demo dist docs extras figures format lint notebooks pins tables test test-frameworks test-torch torture
 .DELETE_ON_ERROR:
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -77,6 +77,13 @@ notebooks: .venv/.installed
 # the public names as text, api/VERSION.txt, and what is gone, changed and new since the release before
 api: .venv/.installed
 	$(BIN)/python tools/api.py
+
+# what is known against our code and our pins, in an environment of its own; needs a service that knows of faults
+audit:
+	test -x .venv-audit/bin/bandit || $(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --quiet bandit pip-audit
+	.venv-audit/bin/bandit --quiet --configfile pyproject.toml --recursive src
+	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
 
 # wheel and sdist in dist/, looked into and tried in an empty environment
 dist: .venv/.installed

@@ -38,6 +38,33 @@ def totals():
     return f"{', '.join(told)}; {sum(map(len, _found().values()))} failures found and mended, {left} left."
 
 
+def soak():
+    """What a service held while it was asked for long, and how slow clients fared."""
+    content = results.read(ROOT / "results/torture.json")
+    rows = {r["what"]: r for r in content["rows"] if r["part"] == "service"}
+    held = next(r for r in rows.values() if "memory_mb" in r)
+    slow, huge = rows["slow clients"], rows["huge bodies"]
+    lines = ["| after | memory, MB | threads | file handles |", "|---|---|---|---|"]
+    for i, name in enumerate(("a third", "two thirds", "all of it")):
+        lines.append(f"| {name} | {held['memory_mb'][i]:.1f} | {held['threads'][i]} | {held['handles'][i]} |")
+    beside = f"Beside slow clients {slow['beside']} good requests were answered"
+    return "\n".join(lines) + (
+        f"\n\nSix clients for {held['seconds']} s, {held['tried']:,} requests. {beside}, the slowest after "
+        f"{slow['longest_beside_s'] * 1000:.0f} ms; with a limit of 2 s the last slow client was left after "
+        f"{slow['longest_slow_s']:.1f} s. Of a body that says it has 10 GB, at most {huge['taken_mb']:.0f} MB were "
+        "taken, most of them by the buffers of the system."
+    )
+
+
+def fuzz():
+    """What atheris tried, by target."""
+    content = results.read(ROOT / "results/fuzz.json")
+    lines = ["| read | executions | finds left |", "|---|---|---|"]
+    lines += [f"| {r['target']} | {r['executions']:,} | {r['finds']} |" for r in content["rows"]]
+    spent = content["seconds"] / 60
+    return "\n".join(lines) + f"\n\nMade by `{content['command']}` in {spent:.0f} minutes, seed {content['seed']}."
+
+
 def reasons():
     """The failures that stay, and why."""
     content = results.read(ROOT / "results/torture.json")

@@ -162,3 +162,12 @@ def test_help_has_an_example(
     work: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert f"Example: bbalpha {command}" in call([command, "--help"], work, monkeypatch, capsys)[1]
+
+
+def test_a_key_that_is_set_and_empty_is_no_open_door(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BBALPHA_API_KEY", "")
+    code, out, err = call(["serve", "model"], tmp_path, monkeypatch, capsys)
+    assert (code, out) == (2, "")
+    assert err == "bbalpha: BBALPHA_API_KEY is set, and empty: give it a key, or unset it to serve without one.\n"

@@ -206,9 +206,10 @@ def test_any_changed_byte_is_noticed(saved):
         path.write_bytes(data[:i] + bytes([data[i] ^ 1]) + data[i + 1 :])
         with pytest.raises(ValueError, match="is damaged"):
             Detector.load(folder, detector.model)
-    path.write_bytes(data[:100])
-    with pytest.raises(ValueError, match="is damaged"):
-        Detector.load(folder, detector.model)
+    for odd in (data[:100], b'{"detector":' + b"[" * 100_000):
+        path.write_bytes(odd)
+        with pytest.raises(ValueError, match="is damaged"):
+            Detector.load(folder, detector.model)
 
 
 def test_a_file_of_another_format_is_refused(saved, monkeypatch):

@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,23 @@ def footer(file: Path) -> Any:
     """What a file tells of itself: pyarrow's metadata."""
     needs_pyarrow()
     from pyarrow import parquet
-    from pyarrow.lib import ArrowInvalid
+
+    with damage_named(file):
+        return parquet.read_metadata(file)
+
+
+@contextmanager
+def damage_named(file: str | os.PathLike[str]) -> Iterator[None]:
+    """A context in which what pyarrow and pandas say of a damaged file is one sentence that names the file."""
+    from pyarrow.lib import ArrowException
 
     try:
-        return parquet.read_metadata(file)
-    except ArrowInvalid as error:
-        raise ValueError(f"{str(file)!r} must be a Parquet file; {error}.") from error
+        yield
+    except (FileNotFoundError, PermissionError):
+        raise
+    except (ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
+        told = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{os.fspath(file)!r} must be a Parquet file; {told.rstrip('.')}.") from error
 
 
 def group_sizes(files: Sequence[Path]) -> list[tuple[Path, int, int]]:

@@ -172,7 +172,7 @@ class Detector:
             data = path.read_bytes()
             state = dict(json.loads(data)["detector"])
             whole = data == _file(state)
-        except (ValueError, KeyError, TypeError):  # no JSON any more, or of another shape
+        except (ValueError, KeyError, TypeError, RecursionError):  # no JSON any more, or of another shape
             whole = False
         if not whole:
             raise ValueError(f"{str(path)!r} is damaged: it is not what was written. Fit and save the detector again.")

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import bbalpha
+from bbalpha.exploration import storing
 from bbalpha.exploration.loop import eased
 
 BOX = [(-1.0, 2.0), (10.0, 12.0)]
@@ -201,3 +202,28 @@ def test_what_cannot_be_known_yet():
     loop = explorer(bounds=None, candidates=torch.eye(3))
     with pytest.raises(ValueError, match="none of them"):
         loop.observe([[0.5, 0.5, 0.0]], [1.0])
+
+
+FORGED = (
+    {"format": None}, {"bounds": None}, {"bounds": [[0.0]]}, {"bounds": "x"}, {"x": [[1.0]]}, {"x": "x"}, {"y": ["x"]},
+    {"y": 3}, {"seed": 1.5}, {"first": 0.5}, {"maximise": "x"}, {"candidates": [[1.0], [2.0, 3.0]]},
+    {"x": [[2**70] * 2]},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [*FORGED, *({name: ...} for name in ("format", "x", "y", "candidates", "seed"))])
+def test_a_forged_loop_is_refused_in_a_sentence(tmp_path, change):
+    """Its checksum is right, and what it says is not."""
+    run(explorer(model=None), 3).save(tmp_path / "a")
+    path = tmp_path / "a" / "explorer.json"
+    state = json.loads(path.read_text())["explorer"] | change
+    path.write_bytes(storing._bytes({name: value for name, value in state.items() if value is not ...}))
+    with pytest.raises(ValueError, match=r"not of the form that bbalpha writes|this bbalpha reads"):
+        bbalpha.Explorer.load(tmp_path / "a")
+
+
+def test_a_loop_that_nests_without_end_is_damaged(tmp_path):
+    run(explorer(model=None), 3).save(tmp_path / "a")
+    (tmp_path / "a" / "explorer.json").write_text('{"explorer":' + "[" * 100_000)
+    with pytest.raises(ValueError, match="is damaged"):
+        bbalpha.Explorer.load(tmp_path / "a")

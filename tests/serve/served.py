@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from bbalpha import BBAlphaClassifier, BBAlphaRegressor
+from bbalpha.serve.running import _listening, _server
 from bbalpha.tabular.fields import describe
 from bbalpha.tabular.model import Card, TableModel
 
 pandas = pytest.importorskip("pandas")
-uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("uvicorn")
 
 SMALL = {"hidden_layer_sizes": (10,), "epochs": 5, "n_ensemble": 1, "random_state": 0, "n_predict_passes": 20}
 ROW = {"age": 40.0, "town": "Rome", "since": "2020-06-01", "member": True}
@@ -57,16 +58,16 @@ def image_network():
 
 @contextmanager
 def running(app):
-    """A client of a server in a thread."""
-    config = uvicorn.Config(app, port=0, log_level="critical", lifespan="on", ws="none")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
+    """A client of our server in a thread; the server itself is its attribute `server`."""
+    server, listening = _server(app, app.state.service.limits, ()), _listening("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            client.server = server
             yield client
     finally:
         server.should_exit = True

@@ -1,6 +1,7 @@
 """The service on a real port: every route, every refusal, and many clients at once."""
 
 import hashlib
+import hmac
 import json
 import re
 import socket
@@ -8,12 +9,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import pytest
 from served import ROW, running
 
+from bbalpha.serve import gate
 from bbalpha.serve.app import _sentence, create_app
 from bbalpha.serve.limits import Limits
 from bbalpha.serve.models import ServedTable
@@ -220,6 +223,34 @@ def test_the_key_opens_all_but_what_is_open(tight):
     finally:
         tight.headers["X-API-Key"] = key
     assert tight.get("/models").status_code == 200
+
+
+def test_keys_are_compared_in_constant_time_whatever_bytes_they_are(tight, monkeypatch):
+    compared = []
+
+    def compare(given, right):
+        compared.append((given, right))
+        return hmac.compare_digest(given, right)
+
+    monkeypatch.setattr(gate, "hmac", SimpleNamespace(compare_digest=compare))
+    wrong = (b"\xff\x80", "schl\u00fcssel".encode(), b"s3cre\xe9", b"")
+    for key in wrong:
+        told(tight.get("/models", headers={b"X-API-Key": key}), 401)
+    assert tight.get("/models").status_code == 200
+    assert compared == [(key, b"s3cret") for key in (*wrong, b"s3cret")]
+
+
+@pytest.mark.parametrize("key", ["", "k\u00e9y", " key", "key\n", "a\tb", "a\0b"])
+def test_a_key_that_no_header_can_hold_is_refused(models, key):
+    with pytest.raises(ValueError, match="`api_key` must be letters, digits and signs of ASCII"):
+        create_app({"prices": models["prices"]}, api_key=key)
+
+
+@pytest.mark.parametrize("route", ["/predict/", "/models/", "/health/"])
+def test_nobody_is_sent_elsewhere(client, route):
+    """A redirection would lead to the host that the client names."""
+    for response in (client.get(route, headers={"Host": "evil.example"}), client.post(route, json={})):
+        told(response, 404)
 
 
 def test_the_audit_log_has_a_line_for_every_request_and_no_rows(tight):

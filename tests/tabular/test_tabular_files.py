@@ -64,3 +64,24 @@ def test_a_compressed_table_that_is_cut_off_is_named(tmp_path: Path, ending: str
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(ValueError, match=rf"t\.csv\.{ending}' (is damaged|must be a table)"):
         read_table(path)
+
+
+def test_a_parquet_file_with_changed_bytes_is_a_table_or_one_sentence(tmp_path: Path) -> None:
+    frame, path = pd.DataFrame({"a": [1.5, np.nan, 3.0], "b": ["x", None, "z"]}), tmp_path / "t.parquet"
+    frame.to_parquet(path)
+    whole, rng, said = path.read_bytes(), np.random.default_rng(0), set()
+    for _ in range(400):
+        data = bytearray(whole)
+        data[rng.integers(len(data))] ^= 1 << rng.integers(8)
+        path.write_bytes(data)
+        try:
+            read_table(path)
+        except ValueError as error:
+            said.add(str(error).partition(";")[0])
+    assert said == {f"{str(path)!r} must be a Parquet file"}
+
+
+def test_what_only_says_that_it_is_compressed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv.gz").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"t\.csv\.gz' is damaged: Not a gzipped file"):
+        read_table(tmp_path / "t.csv.gz")

@@ -13,4 +13,4 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # the helpers of the tests, as pytest has them too
 
-PARTS: tuple[str, ...] = ("calls", "commands", "bodies", "downloads", "folders", "faults")
+PARTS: tuple[str, ...] = ("calls", "commands", "bodies", "downloads", "folders", "faults", "service")

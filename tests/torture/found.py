@@ -75,4 +75,61 @@ FOUND: dict[str, dict[str, str]] = {
             "a killed writer of results left its half of a file for ever"
         ),
     },
+    "service": {
+        "tests/serve/test_connection.py::test_what_is_sent_on_behind_a_refusal_is_not_read_without_end": (
+            "behind a refusal a body was read on without end: 10 GB in seconds"
+        ),
+        "tests/serve/test_connection.py::test_who_says_nothing_is_left": "a client that said nothing was never left",
+        "tests/serve/test_connection.py::test_a_head_that_does_not_come_is_waited_for_no_longer_than_told": (
+            "a head sent letter by letter was waited for without end"
+        ),
+        "tests/serve/test_connection.py::test_a_body_that_does_not_come_is_told_and_left": (
+            "a body sent letter by letter was refused, and its connection kept"
+        ),
+        "tests/serve/test_connection.py::test_who_does_not_take_answers_is_left": (
+            "answers that nobody took were kept without end"
+        ),
+        "tests/serve/test_connection.py::test_an_idle_connection_is_closed_even_behind_a_refused_body": (
+            "an idle connection was kept for ever, once a body had come behind its answer"
+        ),
+        "tests/serve/test_connection.py::test_too_many_clients_are_sent_away_and_come_back": (
+            "connections had no limit but that of the system"
+        ),
+        "tests/serve/test_connection.py::test_bytes_of_all_requests_together_are_bounded": (
+            "bodies had a limit each, and all of them together none"
+        ),
+        "tests/serve/test_connection.py::test_a_length_told_in_two_ways_is_refused_and_nothing_behind_it_is_read": (
+            "a length told in two ways was taken: behind a proxy that goes by the other one, a way to smuggle requests"
+        ),
+        "tests/serve/test_connection.py::test_what_is_no_http_gets_a_sentence": (
+            "what is no HTTP got a text that was no JSON, and a line in the log each time"
+        ),
+        "tests/serve/test_connection.py::test_a_wrong_chunk_behind_an_answer_is_no_error_of_ours": (
+            "a wrong chunk behind an answer was a traceback in the log"
+        ),
+        "tests/serve/test_app.py::test_nobody_is_sent_elsewhere": (
+            "a slash too many was answered by a redirection to the host that the client had named"
+        ),
+        "tests/serve/test_app.py::test_a_key_that_no_header_can_hold_is_refused": (
+            "a key that no client can send was taken for one"
+        ),
+        "tests/test_cli_tables.py::test_a_key_that_is_set_and_empty_is_no_open_door": (
+            "an empty BBALPHA_API_KEY opened the service to all"
+        ),
+    },
+    "fuzz": {
+        "tests/exploration/test_loop.py::test_a_forged_loop_is_refused_in_a_sentence": (
+            "a forged state of an Explorer was a raw error"
+        ),
+        "tests/exploration/test_loop.py::test_a_loop_that_nests_without_end_is_damaged": (
+            "brackets without end in it, the same"
+        ),
+        "tests/test_detection.py::test_any_changed_byte_is_noticed": "and in a detector's file",
+        "tests/tabular/test_tabular_files.py::test_a_parquet_file_with_changed_bytes_is_a_table_or_one_sentence": (
+            "damaged Parquet was a raw error"
+        ),
+        "tests/tabular/test_tabular_files.py::test_what_only_says_that_it_is_compressed_is_named": (
+            "text under the name of a compressed table, the same"
+        ),
+    },
 }

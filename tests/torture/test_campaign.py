@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,3 +55,11 @@ def test_a_part_that_is_done_is_not_run_again(tmp_path, monkeypatch):
 def test_a_row_counts_something_known():
     with pytest.raises(ValueError, match="`unit` must be one of cases, faults, bytes, requests"):
         row("it", "apples", 1)
+
+
+def test_the_threat_model_names_tests_that_are_there():
+    page, tests = (ROOT / "docs/threat-model.md").read_text(), {p.name: p for p in (ROOT / "tests").rglob("*.py")}
+    names = re.findall(r"`(?:tests/\w+/)?(\w+\.py)(?:::(\w+))?`", page)
+    assert len(names) > 15
+    for file, test in names:
+        assert not test or f"\ndef {test}(" in tests[file].read_text(), f"{file}::{test}"

@@ -185,7 +185,9 @@ def serve(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Folders of models.")],
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     host: Annotated[str, typer.Option(help="0.0.0.0 lets other machines in.")] = "127.0.0.1",
-    api_key: Annotated[str, typer.Option(envvar="BBALPHA_API_KEY", help="Asked of clients as X-API-Key.")] = "",
+    api_key: Annotated[
+        str | None, typer.Option(envvar="BBALPHA_API_KEY", help="Asked of clients as X-API-Key.")
+    ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="In one request.")] = 10_000,
     max_passes: Annotated[int, typer.Option(min=2, help="In one request.")] = 1000,
     audit: Annotated[Path | None, typer.Option(help="Append a line of JSON for every answer to this file.")] = None,
@@ -199,7 +201,9 @@ def serve(
         from bbalpha.serve.running import serve as run
 
         limits = Limits(max_rows=max_rows, max_passes=max_passes)
-        run(models, host=host, port=port, limits=limits, api_key=api_key or None, audit=audit)
+        if api_key is None and os.environ.get("BBALPHA_API_KEY") == "":
+            raise ValueError("BBALPHA_API_KEY is set, and empty: give it a key, or unset it to serve without one.")
+        run(models, host=host, port=port, limits=limits, api_key=api_key, audit=audit)
 
 
 # ------------------------------------------------------------------------------ what is said

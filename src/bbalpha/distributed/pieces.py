@@ -6,7 +6,7 @@ So a program that knows of one process only, such as `bbalpha fit`, uses all tha
 each, and the next when all have ended theirs; a rank that dies ends the job.
 """
 
-import pickle
+import pickle  # nosec B403 # nothing of others is read with it
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
@@ -77,7 +77,7 @@ def _tried(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
         return call(), None
     except Exception as error:  # noqa: BLE001 - rank 0 raises it
         try:
-            pickle.loads(pickle.dumps(error))
+            pickle.loads(pickle.dumps(error))  # noqa: S301 - what was written in this line # nosec B301
         except Exception:  # noqa: BLE001 - errors of others may be anything
             return None, RuntimeError(f"{type(error).__name__}: {error}")
         return None, error

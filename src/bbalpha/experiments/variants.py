@@ -129,5 +129,5 @@ def _prediction(population: Population, index: int, x: Tensor, plan: Config) -> 
 
 
 def _precision(p: RegressionPrediction) -> Tensor:
-    assert p.precision is not None  # noqa: S101 - every network here has one
+    assert p.precision is not None  # noqa: S101 - every network here has one # nosec B101
     return p.precision

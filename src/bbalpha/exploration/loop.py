@@ -136,11 +136,20 @@ class Explorer:
             model: The caller's own, where there was one.
         """
         state = read_folder(Path(folder))
-        if state.pop("own_model") != (model is not None):
+        if state.get("own_model") != (model is not None):
             raise ValueError("`model` must be given where, and only where, the saved loop had one of its own.")
-        x, y, candidates = (state.pop(name) for name in ("x", "y", "candidates"))
+        try:
+            return cls._of(state, model)
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:  # it may say anything
+            told = " ".join(str(error).split())
+            raise ValueError(f"{str(folder)!r} is not of the form that bbalpha writes: {told}") from error
+
+    @classmethod
+    def _of(cls, state: dict[str, Any], model: Model | None) -> Self:
+        x, y, candidates = (state[name] for name in ("x", "y", "candidates"))
         held = None if candidates is None else torch.tensor(candidates, dtype=torch.float64)
-        explorer = cls(state.pop("bounds"), candidates=held, model=model, **state)
+        settings = {name: state[name] for name in ("maximise", "first", "seed")}
+        explorer = cls(state["bounds"], candidates=held, model=model, **settings)
         if y:
             explorer.observe(torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64))
         return explorer

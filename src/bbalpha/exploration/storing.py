@@ -35,11 +35,11 @@ def read_folder(folder: Path) -> dict[str, Any]:
         data = path.read_bytes()
         state = dict(json.loads(data)["explorer"])
         whole = data == _bytes(state)
-    except (ValueError, KeyError, TypeError):  # no JSON any more, or of another shape
+    except (ValueError, KeyError, TypeError, RecursionError):  # no JSON any more, or of another shape
         whole = False
     if not whole:
         raise ValueError(f"{str(path)!r} is damaged: it is not what was written. Tell the loop anew what was observed.")
-    form = state.pop("format")
+    form = state.pop("format", None)
     if form != _FORMAT:
         raise ValueError(f"{str(path)!r} has format {form!r} and this bbalpha reads {_FORMAT}.")
     return state

@@ -20,10 +20,10 @@ from fastapi.security import APIKeyHeader
 from starlette.exceptions import HTTPException
 
 from bbalpha.serve import messages
-from bbalpha.serve.batching import WAIT, Batcher, Work
+from bbalpha.serve.batching import Batcher, Work
 from bbalpha.serve.gate import DRAIN_WAIT, AuditLog, Gate, Traffic, refusal
 from bbalpha.serve.images import ImageModel
-from bbalpha.serve.limits import Limits, RefusedError
+from bbalpha.serve.limits import WAIT, Limits, RefusedError
 from bbalpha.serve.messages import AttackAsked, DensityAsked, MapAsked, PredictAsked
 from bbalpha.serve.models import Answer, Served, ServedTable
 
@@ -35,9 +35,9 @@ _WHY = {
     408: "The request took too long to arrive.",
     413: "The body is too large.",
     422: "What was asked cannot be answered.",
-    429: "Too many requests wait; Retry-After says for how long to wait.",
+    429: "Too many requests wait, or too many bytes of them; Retry-After says for how long to wait.",
     500: "The service failed.",
-    503: "The service is about to end; Retry-After says when to try again.",
+    503: "The service is about to end, or has too many connections; Retry-After says when to try again.",
     504: "The answer took too long.",
 }
 
@@ -167,8 +167,8 @@ def create_app(
         api_key: Where given, the header X-API-Key must hold it, but for the page, /health and /ready.
         audit: A file that gets a line of JSON for every POST.
     """
-    if api_key is not None and (not api_key or not api_key.isascii()):
-        raise ValueError("`api_key` must be ASCII and not empty.")
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key != ""):
+        raise ValueError("`api_key` must be letters, digits and signs of ASCII, no space at its ends, and not empty.")
     odd = [name for name, model in models.items() if name != model.name]
     if odd or not models:
         raise ValueError(f"`models` must be models by their own names, from load_models; got {odd or 'none'}.")
@@ -185,6 +185,7 @@ def create_app(
 
     app = FastAPI(
         title="bbalpha", version=version("bbalpha"), lifespan=life, docs_url=None, redoc_url=None,
+        redirect_slashes=False,  # a redirection would lead to the host that the client names
         description="Predictions that say how sure they are, and why they are not.",
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # nobody else is told
     )  # fmt: skip

@@ -14,11 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from bbalpha.serve.limits import Limits, RefusedError
+from bbalpha.serve.limits import WAIT, Limits, RefusedError
 from bbalpha.serve.metrics import Metrics
 
 Work = Callable[[list[Any]], list[Any]]
-WAIT = 1  # seconds after which to try a full queue again
 
 
 @dataclass(frozen=True, eq=False)

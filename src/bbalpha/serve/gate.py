@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bbalpha.serve.limits import Limits, RefusedError
+from bbalpha.serve.limits import WAIT, Limits, RefusedError
 from bbalpha.serve.metrics import Metrics
 
 DRAIN_WAIT = 5  # seconds after which another copy may be there
@@ -34,19 +34,22 @@ class Traffic:
 
     Attributes:
         under_way: Requests that are being answered.
+        held: Bytes of their bodies.
         draining: Whether new ones are sent away, because the service is about to end.
     """
 
     under_way: int = 0
+    held: int = 0
     draining: bool = False
     metrics: Metrics = field(default_factory=Metrics)
 
 
 @dataclass
 class _Seen:
-    """Of one request, what is known at its end; no body where it was not read."""
+    """Of one request, what is known at its end; no body where it was not read, and how much of it is held."""
 
     status: int = 500
+    held: int = 0
     body: bytes | None = None
 
 
@@ -103,6 +106,8 @@ class Gate:
                 headers = MutableHeaders(raw=message.setdefault("headers", []))
                 for name, value in _HEADERS.items():
                     headers[name] = value
+                if _told_twice(scope):
+                    headers["Connection"] = "close"  # where the next request begins is not known
                 if log is not None:
                     log.write(scope, seen.body, message["status"])
                 seen.status = message["status"]
@@ -113,7 +118,7 @@ class Gate:
             try:
                 self._check(scope)
                 if scope["method"] == "POST":
-                    seen.body = await self._body(scope, receive)
+                    seen.body = await self._body(scope, receive, seen)
                     receive = _again(seen.body, receive)
             except RefusedError as error:
                 await refusal(error)(scope, receive, sending)
@@ -121,10 +126,13 @@ class Gate:
                 await self._app(scope, receive, sending)
         finally:
             self._traffic.under_way -= 1
+            self._traffic.held -= seen.held
             route = getattr(scope.get("route"), "path", "other")
             self._traffic.metrics.request(route, seen.status, seconds=time.perf_counter() - start)
 
     def _check(self, scope: Scope) -> None:
+        if _told_twice(scope):
+            raise RefusedError(400, "The request must tell its length once: Content-Length or Transfer-Encoding.")
         if self._key is not None and not (scope["path"] in _OPEN or scope["path"].startswith("/page/")):
             given = dict(scope["headers"]).get(b"x-api-key", b"")
             if not hmac.compare_digest(given, self._key):
@@ -132,7 +140,7 @@ class Gate:
         if self._traffic.draining and scope["method"] == "POST":
             raise RefusedError(503, "The service is about to end; try another, or this one later.", wait=DRAIN_WAIT)
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+    async def _body(self, scope: Scope, receive: Receive, seen: _Seen) -> bytes:
         """The whole body, if it is not too large, however its length is told.
 
         What is somewhat too large is read to its end: who still sends would not see the answer.
@@ -141,15 +149,18 @@ class Gate:
         told = Headers(scope=scope).get("content-length", "")
         if told.isdigit() and int(told) > 4 * most:
             raise _too_large(most)
-        parts, size, more = [], 0, True
+        body, size, more = bytearray(), 0, True
         try:
             async with asyncio.timeout(self._limits.seconds):
                 while more and size <= 4 * most:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise RefusedError(400, "The request must be sent whole; it was cut off.")
-                    size += len(message.get("body", b""))
-                    parts += [message.get("body", b"")] if size <= most else []
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size <= most:
+                        body += part
+                        self._hold(len(part), seen)
                     more = message.get("more_body", False)
         except TimeoutError as error:
             raise RefusedError(
@@ -157,7 +168,22 @@ class Gate:
             ) from error
         if size > most:
             raise _too_large(most)
-        return b"".join(parts)
+        return bytes(body)
+
+    def _hold(self, size: int, seen: _Seen) -> None:
+        """Count bytes that stay in memory until the request is answered."""
+        if self._traffic.held + size > self._limits.max_bytes:
+            raise RefusedError(
+                429, f"More than {self._limits.max_bytes} bytes of requests are under way; try again in {WAIT} s.",
+                wait=WAIT,
+            )  # fmt: skip
+        self._traffic.held += size
+        seen.held += size
+
+
+def _told_twice(scope: Scope) -> bool:
+    """Whether the length of a body is told in two ways: a proxy may go by the other, and see a request in its rest."""
+    return {name for name, _ in scope["headers"]} >= {b"content-length", b"transfer-encoding"}
 
 
 def _too_large(most: int) -> RefusedError:

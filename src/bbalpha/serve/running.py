@@ -1,5 +1,6 @@
 """`serve`: run the service until it is told to end, and end well."""
 
+import asyncio
 import os
 import socket
 import sys
@@ -80,6 +81,8 @@ def _address(host: str, listening: socket.socket) -> str:
 def _server(app: Any, limits: Limits, lines: Sequence[str]) -> "uvicorn.Server":
     import uvicorn
 
+    from bbalpha.serve.connection import KEEP_ALIVE, Connection, connections
+
     traffic = app.state.service.traffic
 
     class Server(uvicorn.Server):
@@ -100,11 +103,15 @@ def _server(app: Any, limits: Limits, lines: Sequence[str]) -> "uvicorn.Server":
 
         async def on_tick(self, counter: int) -> bool:
             self.should_exit = self.should_exit or time.monotonic() >= self.ends_at
+            if counter % 5 == 0:  # every half second
+                now = asyncio.get_running_loop().time()
+                for connection in [c for c in self.server_state.connections if isinstance(c, Connection)]:
+                    connection.check(now)
             return await super().on_tick(counter)
 
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="on", server_header=False, ws="none",
-        timeout_graceful_shutdown=int(limits.seconds) + 1,
-        timeout_keep_alive=75,  # longer than proxies keep a connection: they shall be the ones to close it
+        app, log_level="error", access_log=False, lifespan="on", server_header=False, ws="none",
+        http=connections(limits), proxy_headers=False,
+        timeout_graceful_shutdown=int(limits.seconds) + 1, timeout_keep_alive=KEEP_ALIVE,
     )  # fmt: skip
     return Server(config)

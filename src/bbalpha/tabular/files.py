@@ -6,6 +6,7 @@ frame = read_table("houses.csv")
 write_table(frame, "out.parquet")
 """
 
+import gzip
 import io
 import lzma
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bbalpha._files import replace_file
-from bbalpha._parquet import SUFFIXES, needs_pyarrow
+from bbalpha._parquet import SUFFIXES, damage_named, needs_pyarrow
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -47,7 +48,13 @@ def read_table(path: str | os.PathLike[str], *, dates: bool = True) -> "DataFram
         raise FileNotFoundError(f"There is no file {name!r}.") from error
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise ValueError(f"{name!r} must be a table with a line of names, commas between cells; {error}.") from error
-    except (EOFError, zlib.error, zipfile.BadZipFile, lzma.LZMAError) as error:  # of what is compressed
+    except (
+        EOFError,
+        zlib.error,
+        zipfile.BadZipFile,
+        lzma.LZMAError,
+        gzip.BadGzipFile,
+    ) as error:  # of what is compressed
         raise ValueError(f"{name!r} is damaged: {error}.") from error
     if not len(frame):
         raise ValueError(f"{name!r} must hold at least one row; it has names alone.")
@@ -101,12 +108,8 @@ def _date(column: "Series[Any]") -> Any:
 
 def _read_parquet(pandas: Any, name: str) -> "DataFrame":
     needs_pyarrow()
-    from pyarrow.lib import ArrowInvalid
-
-    try:
+    with damage_named(name):
         found: DataFrame = pandas.read_parquet(name)
-    except ArrowInvalid as error:
-        raise ValueError(f"{name!r} must be a Parquet file; {error}.") from error
     return found
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bbalpha._kernels import epoch_seed
-from bbalpha._parquet import check_columns, group_sizes, parquet_files, told_apart
+from bbalpha._parquet import check_columns, damage_named, group_sizes, parquet_files, told_apart
 from bbalpha.checks import check_count, check_flag
 
 Group = tuple[Path, int, int]  # file, number of a row group there, its rows
@@ -154,7 +154,7 @@ class Shards:
         from pyarrow import parquet
 
         path, number, _ = group
-        with parquet.ParquetFile(path) as file:
+        with damage_named(path), parquet.ParquetFile(path) as file:
             table = file.read_row_group(number, columns=[*self.x, *self._targets])
         try:
             x = np.stack([np.asarray(table[name].to_numpy(), np.float32) for name in self.x], 1)
