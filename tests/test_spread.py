@@ -1,6 +1,7 @@
 """Pieces of work on a real Dask cluster give what they give here, bit for bit, also where a worker dies."""
 
 import os
+import signal
 import time
 from threading import Thread
 
@@ -146,3 +147,16 @@ def test_what_cannot_be_is_said():
 def test_a_backend_that_gives_all_at_the_end_will_do():
     with joblib.parallel_config("multiprocessing", n_jobs=1):
         assert list(spread(abs, [-1, 2, -3])) == [1, 2, 3]
+
+
+def dies(number):
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs kill -9")
+def test_a_worker_of_this_machine_that_dies_is_a_sentence():
+    with pytest.raises(ChildProcessError, match="A process that worked on a piece has died, killed or out of memory"):
+        list(spread(dies, range(6), jobs=2))
+    assert list(spread(abs, [-1, 2], jobs=2)) == [1, 2]  # others are found for the next work

@@ -10,6 +10,7 @@ bit wherever versions and processors are. A Dask cluster gives the pieces of a w
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -35,7 +36,7 @@ def spread(work: Callable[[_P], _R], pieces: Iterable[_P], *, jobs: int | None =
         work: A function of a module, or a `partial` of one.
         pieces: Whatever pickle can carry; taken one by one.
         jobs: So many at once; 1 is here and now, None as the `joblib.parallel_config` around it says. Inside of
-            `dealing` all but 1 is as that says.
+            `dealing` all but 1 is as that says. A process of this machine that dies is a ChildProcessError.
 
     >>> list(spread(abs, [-1, 2, -3]))
     [1, 2, 3]
@@ -52,7 +53,7 @@ def spread(work: Callable[[_P], _R], pieces: Iterable[_P], *, jobs: int | None =
     calls = (joblib.delayed(call)() for call in alone)
     backend, _ = joblib.parallel.get_active_backend()
     form = "generator" if backend.supports_return_generator else "list"  # Ray's gives all at the end
-    return iter(joblib.Parallel(n_jobs=jobs, batch_size=1, return_as=form)(calls))
+    return _whole(iter(joblib.Parallel(n_jobs=jobs, batch_size=1, return_as=form)(calls)))
 
 
 @contextmanager
@@ -111,6 +112,17 @@ def _alone(work: Callable[[_P], _R], piece: _P, threads: int) -> _R:
             return work(piece)
         finally:
             torch.set_num_threads(before)
+
+
+def _whole(results: Iterator[_R]) -> Iterator[_R]:
+    """`results`; where a process of this machine has died, a sentence."""
+    try:
+        yield from results
+    except BrokenExecutor as error:
+        raise ChildProcessError(
+            "A process that worked on a piece has died, killed or out of memory. Start the same again; fewer jobs need "
+            "less memory."
+        ) from error
 
 
 @contextmanager

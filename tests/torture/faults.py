@@ -7,6 +7,7 @@ A further kind of work is a line in `WORKS` (its files are written over and over
 two) or in `RUNS` (it is begun until it ends, and must end as if nothing had happened).
 """
 
+import atexit
 import json
 import os
 import random
@@ -17,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from threading import Thread
 from unittest import mock
 
 from .rows import row
@@ -164,7 +166,35 @@ def _split(k):
     return Split(k)
 
 
-RUNS = {"fit": training, "reproduce": experiment}
+def predicting(folder, jobs=1):
+    """`bbalpha predict` of a Parquet file into parts; their names and what they hold."""
+    import pandas
+
+    from bbalpha.tabular import large
+
+    model, rows = asked()
+    with mock.patch.object(large, "PART_ROWS", 100):
+        large.predict_parquet(model, rows, folder / "answers", jobs=jobs)
+    names = sorted(p.name for p in (folder / "answers").glob("[!.]*"))
+    return names, pandas.read_parquet(folder / "answers").to_numpy().tolist()
+
+
+@cache
+def asked():
+    """A model of a table, and a file of rows."""
+    import numpy as np
+    import pandas
+
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    write, _ = tables()
+    write(0, folder / "model")
+    X = np.random.default_rng(1).normal(size=(1000, 2))
+    pandas.DataFrame(X, columns=["x0", "x1"]).to_parquet(folder / "rows.parquet", row_group_size=50)
+    return folder / "model", folder / "rows.parquet"
+
+
+RUNS = {"fit": training, "reproduce": experiment, "predict to Parquet": predicting}
 
 
 # ------------------------------------------------------------------------------ faults
@@ -261,6 +291,7 @@ def interrupted_runs(name, run, n, rng, folder):
             continue
         if ended(run, place) != want:
             failures.append(f"{name}: another result than that of an undisturbed run")
+        failures += left_behind(place, name)
         shutil.rmtree(place)
     return row(f"kill -9 and full disks: {name}", "faults", faults, failures)
 
@@ -269,6 +300,11 @@ def ended(run, folder):
     """What a run ends with, as JSON; kept in the folder."""
     folder.mkdir(exist_ok=True)
     return json.dumps(run(folder))
+
+
+def left_behind(place, name):
+    """A failure for each half of a file that a writer left."""
+    return [f"{name}: {path.name!r} is left" for path in place.rglob(".*.tmp")]
 
 
 def cut_states(n, rng, folder):
@@ -298,26 +334,31 @@ def _told(run, place):
 
 def two_at_once(n, folder):
     """Two processes in one folder: one of them is refused in a sentence, or comes after; the result is the same."""
-    want, failures = ended(training, folder / "undisturbed"), []
-    write, read = networks()
+    failures, (write, read) = [], networks()
+    both = {"fit": training, "predict to Parquet": predicting}
+    want = {name: ended(run, folder / f"undisturbed {name}") for name, run in both.items()}
     for i in range(n):
         place = folder / f"two{i}"
         place.mkdir()
-        children = []
-        for _ in range(2):
-            child = os.fork()
-            if child == 0:
-                code = 1
-                try:
-                    code = 0 if ended(training, place) == want else 3
-                except OSError:  # in use
-                    code = 2
-                finally:
-                    os._exit(code)
-            children.append(child)
-        codes = sorted(os.WEXITSTATUS(os.waitpid(child, 0)[1]) for child in children)
-        if codes not in ([0, 0], [0, 2]):
-            failures.append(f"two of `fit` ended with {codes}")
+        for name, run in both.items():
+            children = []
+            for _ in range(2):
+                child = os.fork()
+                if child == 0:
+                    code = 1
+                    try:
+                        code = 0 if ended(run, place / name) == want[name] else 3
+                    except OSError:  # in use
+                        code = 2
+                    finally:
+                        os._exit(code)
+                children.append(child)
+            codes = sorted(os.WEXITSTATUS(os.waitpid(child, 0)[1]) for child in children)
+            if codes not in ([0, 0], [0, 2]):
+                failures.append(f"two of {name} ended with {codes}")
+            if ended(run, place / name) != want[name]:
+                failures.append(f"two of {name}: another result afterwards")
+            failures += left_behind(place, name)
         writers = []
         for k in range(2):
             child = os.fork()
@@ -328,7 +369,7 @@ def two_at_once(n, folder):
             writers.append(child)
         codes = [os.waitpid(child, 0)[1] for child in writers]
         failures += [f"two of `save` ended with {codes}"] * any(codes) + judged(read, place / "net", "two of `save`")
-    return row("two processes in one folder", "faults", 2 * n, failures)
+    return row("two processes in one folder", "faults", 3 * n, failures)
 
 
 def jumping_clocks(n, rng, folder):
@@ -348,6 +389,40 @@ def jumping_clocks(n, rng, folder):
     return row("clocks that jump", "faults", n, failures)
 
 
+def lost_workers(n, rng, folder):
+    """A process that makes parts for another one is killed: a sentence, and the same call again ends as undisturbed."""
+    want, failures = ended(predicting, folder / "undisturbed"), []
+    for i in range(n):
+        place = folder / f"lost{i}"
+        place.mkdir()
+        code, said = forked(partial(_with_a_lost_worker, place, rng.randrange(5)))
+        if (code, said.startswith("ChildProcessError")) != (2, True) and code != 0:
+            failures.append(f"a worker that died: {code}, {said}")
+        if ended(predicting, place) != want:
+            failures.append("a worker that died: another result")
+        failures += left_behind(place, "a worker that died")
+    return row("workers that die", "faults", n, failures)
+
+
+def _with_a_lost_worker(place, parts):
+    """Predict with two workers, of which one dies when there are so many parts."""
+    from joblib.externals.loky import get_reusable_executor
+
+    def strike():
+        workers = []
+        while not workers or len(list(place.glob("answers/part-*"))) < parts:
+            time.sleep(0.005)
+            found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            workers = [int(pid) for pid in found if "popen_loky" in Path(f"/proc/{pid}/cmdline").read_text()]
+        os.kill(workers[0], signal.SIGKILL)
+
+    Thread(target=strike, daemon=True).start()
+    try:
+        predicting(place, jobs=2)
+    finally:
+        get_reusable_executor().shutdown(wait=False, kill_workers=True)
+
+
 def attack(size, seed):
     """All rows, in this process."""
     import torch
@@ -365,7 +440,8 @@ def attack(size, seed):
             folder.mkdir()
             rows.append(interrupted_runs(work, run, 2 * kills, rng, folder))
         few = max(1, round(20 * size))
-        others = (partial(cut_states, few, rng), partial(two_at_once, few), partial(jumping_clocks, few, rng))
+        others = (partial(cut_states, few, rng), partial(two_at_once, few), partial(jumping_clocks, few, rng),
+                  partial(lost_workers, max(1, few // 4), rng))  # fmt: skip
         for i, part in enumerate(others):
             folder = Path(name) / f"part{i}"
             folder.mkdir()
