@@ -370,9 +370,9 @@ class GaussianNLL(nn.Module):
 
     Args:
         alpha: As in `gaussian_nll`.
-        precision: "learned" holds log tau as a parameter (give `objective.parameters()` to the optimiser
-            too), a number fixes it, "predicted" expects outputs = (mean, log_precision), each (K, N, D), or a
-            mapping with "loc" and "scale", the standard deviation of the noise.
+        precision: "learned" holds log tau as a parameter (give `objective.parameters()` to the optimiser too, at a
+            larger rate: log tau begins at 0), a number fixes it, "predicted" expects outputs = (mean, log_precision),
+            each (K, N, D), or a mapping with "loc" and "scale", the standard deviation of the noise.
         group_size: So many rows of the batch, as they come, are a group (`alpha_loss`); the last may be smaller.
 
     >>> objective = GaussianNLL(alpha=0.5)                             # learned
