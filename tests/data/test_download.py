@@ -253,6 +253,7 @@ def test_a_head_that_does_not_end_is_left(server, path, monkeypatch):
         OK + b"Content-Length: -5\r\n\r\nabc",
         OK + b"Content-Length: 1e3\r\n\r\nabc",
         OK + b"Content-Length: \xff\r\n\r\nabc",
+        OK + b"Content-Length: 512000\x1d\r\n\r\nabc",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n",
         b"HTTP/1.0 302 Found\r\nLocation: http://[::1\r\n\r\n",
         b"HTTP/1.0 302 Found\r\nLocation: http://a b/\r\n\r\n",

@@ -194,7 +194,8 @@ def _total(url: str, length: str | None, have: int, most: int) -> int | None:
     """Bytes of the whole file, if the server says so."""
     if length is None:
         return None
-    if not re.fullmatch("[0-9]{1,18}", length.strip()):
+    length = length.strip(" \t")  # and of nothing else: `int` takes fewer kinds of space than `strip`
+    if not re.fullmatch("[0-9]{1,18}", length):
         raise DownloadError(f"{url} answers with a length that is none: {length[:40]!r}.")
     total = have + int(length)
     if total > most:
