@@ -92,7 +92,7 @@ def test_numbers_of_numpy_are_numbers(kind):
 def test_passes_of_predictions_are_checked_when_they_are_used():
     X, y = table(BBAlphaRegressor)
     model = BBAlphaRegressor(epochs=1, n_ensemble=1, hidden_layer_sizes=(50,), noise="constant").fit(X, y)
-    for wrong in (0, NAN, HUGE):
+    for wrong in (0, NAN, HUGE, 100_001):
         with pytest.raises(ValueError, match=r"^`n_predict_passes` must be"):
             model.set_params(n_predict_passes=wrong).predict(X)
     with pytest.raises(ValueError, match=r"^`n_samples` must be"):

@@ -69,6 +69,9 @@ FOUND: dict[str, dict[str, str]] = {
             "forged names of columns were a raw error when rows were predicted"
         ),
         "tests/test_checkpoint.py::test_layers_with_odd_arguments_are_refused": "a forged rate of nan was loaded",
+        "tests/estimators/test_estimators_settings.py::test_passes_of_predictions_are_checked_when_they_are_used": (
+            "a forged number of passes, 2^31, was set out on"
+        ),
     },
     "faults": {
         "tests/experiments/test_results.py::test_what_a_killed_writer_left_goes": (

@@ -14,7 +14,6 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 from torch import Tensor, nn
 
-from bbalpha.checks import check_count
 from bbalpha.estimators.choices import (
     best_candidate,
     candidates,
@@ -276,8 +275,7 @@ class DropoutEstimator(Stored):
 
     def _passes(self) -> list[int]:
         """Passes of each network, by its share."""
-        total = check_count("n_predict_passes", self.n_predict_passes)
-        return in_shares(max(total, 2 * len(self.shares_)), self.shares_)
+        return in_shares(max(self._passes_asked(), 2 * len(self.shares_)), self.shares_)
 
     def __sklearn_is_fitted__(self) -> bool:
         return "networks_" in vars(self)

@@ -18,7 +18,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor, nn
 
-from bbalpha.checks import check_count, check_inner_share
+from bbalpha.checks import check_inner_share
 from bbalpha.estimators.base import FEW, DropoutEstimator
 from bbalpha.estimators.choices import classification_grid, is_auto
 from bbalpha.estimators.dealing import same_records
@@ -159,7 +159,7 @@ class BBAlphaClassifier(Classification, DropoutEstimator):
         return found
 
     def _score(self, expert: Expert, x: Tensor, targets: dict[bool, Tensor]) -> Array:
-        n_passes = max(2, check_count("n_predict_passes", self.n_predict_passes) // 4)
+        n_passes = max(2, self._passes_asked() // 4)
         part = self._part(expert.network, x[expert.held].double(), n_passes, self.seed_)
         return part.log_prob(targets[False][expert.held]).numpy()
 

@@ -287,7 +287,7 @@ class BBAlphaRegressor(Regression, DropoutEstimator):
 
     def _expert(self, expert: Expert, x: Tensor) -> RegressionPrediction:
         """What an expert says of the standardised targets of its held-out rows."""
-        n_passes = max(2, check_count("n_predict_passes", self.n_predict_passes) // 4)
+        n_passes = max(2, self._passes_asked() // 4)
         mean, tau = self._part(two_heads(expert), x[expert.held].double(), n_passes, self.seed_)
         heavy = torch.full((n_passes,), expert.candidate.likelihood == "student")
         return RegressionPrediction(mean, tau, heavy=heavy)

@@ -21,6 +21,7 @@ from bbalpha.training.bank import Member
 
 Array = NDArray[Any]
 Module = nn.Module | Callable[[int, int], nn.Module]
+MOST_PASSES = 100_000  # of a prediction; a folder that asks for more is forged or damaged
 
 
 class Stored(WholeFit):
@@ -30,6 +31,9 @@ class Stored(WholeFit):
     objectives_: list[Any]
     encoder_: TableEncoder | None
     scores_: Array | None
+
+    def _passes_asked(self) -> int:
+        return check_count("n_predict_passes", self.n_predict_passes, most=MOST_PASSES)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator as a model folder: safetensors and JSON, no pickle."""
@@ -86,7 +90,7 @@ class Stored(WholeFit):
         if not isinstance(self.uses_module_, bool):
             raise ValueError(f"`uses_module_` of a {kind} must be True or False; got {self.uses_module_!r}.")
         check_count("seed_", self.seed_, least=0)
-        check_count("n_predict_passes", self.n_predict_passes)
+        self._passes_asked()
         for name in ("x_mean_", "x_scale_", "x_squash_", "y_mean_", "y_scale_", "precision_", "shares_"):
             value = vars(self).get(name, np.ones(1))
             if not isinstance(value, np.ndarray) or value.dtype != np.float64 or not np.isfinite(value).all():

@@ -23,7 +23,7 @@ from bbalpha.checkpoint import CorruptModelError, read_folder, write_folder
 from bbalpha.checks import check_count, check_inner_share, check_number
 from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor
 from bbalpha.estimators.base import load_estimator
-from bbalpha.estimators.storing import content_of
+from bbalpha.estimators.storing import MOST_PASSES, content_of
 from bbalpha.tabular.fields import Field, Task
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class TableModel:
         """The same model with so many passes of another seed; this one stays as it is."""
         estimator = copy.copy(self.estimator)
         if n_passes is not None:
-            estimator.n_predict_passes = check_count("n_passes", n_passes, least=2)
+            estimator.n_predict_passes = check_count("n_passes", n_passes, least=2, most=MOST_PASSES)
         if seed is not None:
             estimator.seed_ = check_count("seed", seed, least=0)
         return replace(self, estimator=estimator)
