@@ -43,7 +43,7 @@ def soak():
     content = results.read(ROOT / "results/torture.json")
     rows = {r["what"]: r for r in content["rows"] if r["part"] == "service"}
     held = next(r for r in rows.values() if "memory_mb" in r)
-    slow, huge = rows["slow clients"], rows["huge bodies"]
+    slow, huge, heavy = (rows[name] for name in ("slow clients", "huge bodies", "bodies that are hard to read"))
     lines = ["| after | memory, MB | threads | file handles |", "|---|---|---|---|"]
     for i, name in enumerate(("a third", "two thirds", "all of it")):
         lines.append(f"| {name} | {held['memory_mb'][i]:.1f} | {held['threads'][i]} | {held['handles'][i]} |")
@@ -52,7 +52,8 @@ def soak():
         f"\n\nSix clients for {held['seconds']} s, {held['tried']:,} requests. {beside}, the slowest after "
         f"{slow['longest_beside_s'] * 1000:.0f} ms; with a limit of 2 s the last slow client was left after "
         f"{slow['longest_slow_s']:.1f} s. Of a body that says it has 10 GB, at most {huge['taken_mb']:.0f} MB were "
-        "taken, most of them by the buffers of the system."
+        "taken, most of them by the buffers of the system. Of bodies within the limit that are made to be hard to "
+        f"read, the worst ({heavy['slowest']}) was refused after {heavy['slowest_s']:.1f} s."
     )
 
 

@@ -1,5 +1,6 @@
 """`serve` as a process: where it says it is, how it ends, what it refuses before it begins."""
 
+import gc
 import os
 import re
 import signal
@@ -90,6 +91,21 @@ def test_whoever_listens_to_all_without_a_key_is_told(folders, monkeypatch, host
     running.serve([folders["shapes"]], host=host, port=0, api_key=key)
     assert any("no key is set" in line for line in told) == warned
     assert told[0].startswith(f"bbalpha serves shapes at http://{host}:")
+
+
+def test_bodies_are_read_without_a_search_through_all_memory(folders, monkeypatch):
+    frozen = []
+
+    class Server:
+        def run(self, sockets):
+            frozen.append(gc.get_freeze_count())
+            for one in sockets:
+                one.close()
+
+    monkeypatch.setattr(running, "_server", lambda *_: Server())
+    running.serve([folders["shapes"]], port=0)
+    assert frozen[0] > 100_000
+    assert gc.get_freeze_count() == 0
 
 
 def test_what_cannot_begin_is_one_error(folders, tmp_path):

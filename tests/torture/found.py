@@ -116,6 +116,12 @@ FOUND: dict[str, dict[str, str]] = {
         "tests/serve/test_connection.py::test_a_length_told_in_two_ways_is_refused_and_nothing_behind_it_is_read": (
             "a length told in two ways was taken: behind a proxy that goes by the other one, a way to smuggle requests"
         ),
+        "tests/serve/test_messages.py::test_what_has_no_end_is_one_error": (
+            "a body of 300,000 names that nobody knows held up all others for 3 s"
+        ),
+        "tests/serve/test_serve_running.py::test_bodies_are_read_without_a_search_through_all_memory": (
+            "so did a million empty lines: memory was searched through again and again"
+        ),
         "tests/serve/test_connection.py::test_what_is_no_http_gets_a_sentence": (
             "what is no HTTP got a text that was no JSON, and a line in the log each time"
         ),

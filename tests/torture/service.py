@@ -339,6 +339,38 @@ def huge(service, n):
     return row("huge bodies", "requests", 2 * n, failures, taken_mb=round(taken / 1e6, 1))
 
 
+def heavy(service, most=3_990_000):
+    """Bodies that are within the limit and made to be hard to read."""
+    from served import ROW
+
+    names = b",".join(b'"%d":1' % i for i in range(most // 13))
+    bodies = {
+        "nested lists": b"[" * most,
+        "nested objects": b'{"a":' * (most // 5),
+        "empty rows": b'{"rows":[' + b"{}," * (most // 3 - 9) + b"{}]}",
+        "rows past the limit": json.dumps({"rows": [ROW] * (most // 75)}).encode(),
+        "a row of names": b'{"rows":[{' + names + b"}]}",
+        "names": b"{" + names + b"}",
+        "one name": b"{" + b'"rows":1,' * (most // 9 - 9) + b'"rows":1}',
+        "empty lines": b'{"image":[' + b"[]," * (most // 3 - 9) + b"[]]}",
+        "points": b'{"image":[[' + b"0," * (most // 2 - 9) + b"0]]}",
+        "digits": b'{"n_passes":' + b"9" * (most - 20) + b"}",
+        "an exponent": b'{"coverage":1e' + b"9" * (most - 20) + b"}",
+        "letters": b'{"model":"' + b"\\u00e9" * (most // 6 - 9) + b'"}',
+        "zeros": bytes(most),
+    }
+    failures, spans = [], {}
+    for what, body in bodies.items():
+        start = time.perf_counter()
+        failures += judged(f"a body of {what}", exchange(service.port, request("POST", "/predict", body)))
+        spans[what] = round(time.perf_counter() - start, 3)
+    failures += judged("after heavy bodies", exchange(service.port, good()), among=(200,))
+    slowest = max(spans, key=spans.get)
+    return row(
+        "bodies that are hard to read", "requests", len(bodies) + 1, failures, slowest=slowest, slowest_s=spans[slowest]
+    )
+
+
 def flood(service, n):
     """Many clients at once, past the queue and the connections: some are answered, the others told to come again."""
     failures, counts, lock = [], {}, threading.Lock()
@@ -564,6 +596,7 @@ def run(size, seed):
                 odd_heads(bounded, 4 if small else 1),
                 keys(bounded),
                 huge(bounded, 2 * few),
+                heavy(bounded),
                 hoard(bounded, 8 * few),
                 flood(bounded, 80 * few),
                 slow_clients(bounded, few),

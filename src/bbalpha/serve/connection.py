@@ -53,7 +53,7 @@ class Connection(H11Protocol):
             self._waits, self._since = (kind, self.cycle), now
         seconds = self.limits.seconds
         most = {"answer": seconds, "head": seconds, "rest": _LINGER, "idle": KEEP_ALIVE + 5.0}
-        if now - self._since < most.get(kind, float("inf")):
+        if now - self._since < most.get(kind, float("inf")) or (kind != "answer" and self.transport.is_closing()):
             return
         if kind == "head" and self.conn.trailing_data[0]:
             self._hang_up(408, f"The head of the request must be sent within {seconds:g} s; send it again.")

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
-MOST_SIZE, MOST_SEED = 32, 2**31 - 1
+MOST_SIZE, MOST_SEED, MOST_LINES, MOST_NAMES = 32, 2**31 - 1, 10_000, 100
 _CELL = {"anyOf": [{"type": "number"}, {"type": "string"}, {"type": "boolean"}, {"type": "null"}]}
 _ROW: dict[str, Any] = {"type": "object", "additionalProperties": _CELL}
 
@@ -13,7 +13,7 @@ Row = Annotated[dict[str, Any], WithJsonSchema(_ROW)]
 Rows = Annotated[
     list[dict[str, Any]], Field(min_length=1), WithJsonSchema({"type": "array", "items": _ROW, "minItems": 1})
 ]
-Image = Annotated[list[list[float]], Field(min_length=1)]
+Image = Annotated[list[list[float]], Field(min_length=1, max_length=MOST_LINES)]
 Name = Annotated[str | None, Field(description="Which model; may be left out if there is one.")]
 Passes = Annotated[int | None, Field(ge=2, description="K; the model's own if left out.")]
 Seed = Annotated[int | None, Field(ge=0, le=MOST_SEED, description="Of the passes; the model's own if left out.")]
@@ -22,6 +22,14 @@ Seed = Annotated[int | None, Field(ge=0, le=MOST_SEED, description="Of the passe
 class _Asked(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     model: Name = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_names(cls, body: Any) -> Any:
+        """One error for names without end: pydantic would write one for each, and nobody else is answered meanwhile."""
+        if isinstance(body, dict) and len(body) > MOST_NAMES:
+            raise ValueError(f"it must have at most {MOST_NAMES} names, and has {len(body)}")
+        return body
 
 
 class PredictAsked(_Asked):

@@ -1,6 +1,7 @@
 """`serve`: run the service until it is told to end, and end well."""
 
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -55,7 +56,12 @@ def serve(
     lines += [f"the page is at {_address(host, listening)}/ ; stop with Ctrl-C"]
     if host not in _LOOPBACK and api_key is None:
         lines += ["no key is set: whoever reaches this address may ask"]
-    _server(app, limits, lines).run(sockets=[listening])
+    gc.collect()
+    gc.freeze()  # a body of a million small lists would have all that is there looked through again and again: 3 s
+    try:
+        _server(app, limits, lines).run(sockets=[listening])
+    finally:
+        gc.unfreeze()
 
 
 def _listening(host: str, port: int) -> socket.socket:
