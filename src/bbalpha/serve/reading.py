@@ -72,9 +72,9 @@ class Reader:
         return pandas.DataFrame(columns, copy=False)
 
     def _odd(self, row: Mapping[str, Any]) -> str:
-        other = sorted(row.keys() - self._names)
+        other = row.keys() - self._names
         if other:
-            return f"{_short(other[0])} is no column of the model; it has {', '.join(f.name for f in self._fields)}"
+            return f"{_short(min(other))} is no column of the model; it has {', '.join(f.name for f in self._fields)}"
         return f"{min(self._names - row.keys())!r} is missing; give null for an unknown one"
 
 
