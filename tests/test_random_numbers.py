@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bbalpha._balance import SIZE, Tape, groups, patterns, tape_seed
-from bbalpha._kernels import Passes, pass_seed, step_seed, streams
+from bbalpha._kernels import Passes, held_out_seed, pass_seed, step_seed, streams
 from bbalpha._torch import generators
 
 ALARM = 4.0  # standard deviations
@@ -174,10 +174,10 @@ def test_every_pattern_comes_as_often(blocks):
 
 
 def addresses(what, n):
-    """The keys of n streams of long runs, in four seeds: steps, passes of steps, groups of balanced passes of steps."""
+    """The keys of n streams of long runs, in four seeds: steps and held-out batches, their passes, or their groups."""
     steps = [step_seed(seed, t) for seed in (0, 1, 2, 2**40) for t in range(n // 40)]
     if what == "steps":
-        return [step_seed(seed, t) for seed in (0, 1, 2, 2**40) for t in range(n // 4)]
+        return [of(seed, t) for seed in (0, 1, 2, 2**40) for t in range(n // 8) for of in (step_seed, held_out_seed)]
     if what == "passes":
         return [pass_seed(step, k) for step in steps for k in range(10)]
     keys = [tape_seed(step, group) for step in steps for group in range(10)]

@@ -54,6 +54,11 @@ def step_seed(seed: int, step: int) -> int:
     return scrambled(scrambled(seed ^ 0x2545F4914F6CDD1D) + step)
 
 
+def held_out_seed(seed: int, batch: int) -> int:
+    """The seed of the masks of a batch of held-out rows: that of no step, of no seed."""
+    return step_seed(step_seed(seed, -1), batch)
+
+
 def pass_seed(seed: int, index: int) -> int:
     """The seed of what pass `index` draws by itself, of 64 bits: distinct for all passes of one `seed`, scrambled.
 

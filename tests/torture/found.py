@@ -84,7 +84,7 @@ FOUND: dict[str, dict[str, str]] = {
     "numbers": {
         "tests/test_random_numbers.py::test_keys_collide_as_often_as_chance_has_it_in_every_32_bits": (
             "passes drawn by themselves had streams of 32 bits: one in a thousand of a run of a million steps was "
-            "another step's"
+            "another step's; held-out rows of a run had the masks of the steps of the next seed"
         ),
         "tests/training/test_fitting.py::test_a_precision_of_a_perfect_fit_is_held_where_the_digits_end_and_said": (
             "a learned precision grew to 1e38 without a word where a target was fitted exactly"

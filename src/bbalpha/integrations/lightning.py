@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from bbalpha._engine.inputs import Inputs
-from bbalpha._kernels import draw_seed, epoch_seed, step_seed
+from bbalpha._kernels import draw_seed, held_out_seed, step_seed
 from bbalpha.objectives import CrossEntropy, GaussianNLL
 from bbalpha.prediction import predict_classification, predict_regression
 from bbalpha.predictive import ClassificationPrediction, RegressionPrediction
@@ -160,8 +160,9 @@ class AlphaSteps(_Module):
         rank = self.global_rank
         if self.seed is None:
             return None if rank == 0 else step_seed(draw_seed(None), rank)
-        base = self.seed + 1 if epoch is None else epoch_seed(self.seed, epoch)
-        own = step_seed(base, batch_idx)
+        own = held_out_seed(self.seed, batch_idx)
+        if epoch is not None:
+            own = step_seed(step_seed(self.seed, epoch), batch_idx)
         return own if rank == 0 else step_seed(own, rank)
 
 

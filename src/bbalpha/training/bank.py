@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bbalpha._balance import Tape, is_balanced
-from bbalpha._kernels import Noise, draw_balanced, draw_rates, step_seed, streams, units_per_word
+from bbalpha._kernels import Noise, draw_balanced, draw_rates, held_out_seed, streams, units_per_word
 from bbalpha._student import student_losses
 from bbalpha._torch import where_above
 from bbalpha.checks import check_real
@@ -213,7 +213,7 @@ class Bank:
         with torch.no_grad():
             for start in range(0, max((len(r) for r in rows), default=0), size):
                 chosen, counts = pad([r[start : start + size] for r in rows])
-                seeds = [step_seed(m.seed + 1, start // size) for m in self.members]
+                seeds = [held_out_seed(m.seed, start // size) for m in self.members]
                 for c in self.chunks(n_passes * chosen.shape[1], counts):
                     inputs, target = self.batch(x, y, chosen[c], c)
                     outputs = self.forward(self.flat[c], inputs, seeds, counts, n_passes, c)

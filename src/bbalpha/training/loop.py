@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from bbalpha._engine.inputs import Inputs
 from bbalpha._engine.planning import Masks
 from bbalpha._engine.selection import Sites
-from bbalpha._kernels import step_seed
+from bbalpha._kernels import held_out_seed, step_seed
 from bbalpha._torch import tree_leaves, tree_map
 from bbalpha.checkpoint import CorruptModelError, check_state, write_state
 from bbalpha.distributed.joining import on_main
@@ -110,7 +110,7 @@ def predictive_nll(
             if together is not None and not together.has(i):
                 continue
             x, target, weight = on_device(batch, device)
-            own = step_seed(seed + 1, i)
+            own = held_out_seed(seed, i)
             outputs = sample(model, x, n_passes, masks=masks, balanced=balanced, sites=sites, seed=own)
             n = float(Inputs.of(x, 0).rows or 0) if weight is None else float(weight.sum())
             total += n * float(scored(outputs, target) if weight is None else scored(outputs, target, weight))
