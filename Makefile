@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: api audit bench bench-against browser clean coverage demo dist docs extras figures format lint notebooks pins tables test test-frameworks test-torch torture
+.PHONY: api audit bench bench-against browser clean coverage demo dist docs extras figures format lint newcomer notebooks pins tables test test-frameworks test-torch torture
 .DELETE_ON_ERROR:
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -92,6 +92,10 @@ dist: .venv/.installed
 # each extra alone in an empty environment: results/extras.json (EXTRAS="keras jax": these only, and again)
 extras: .venv/.installed
 	$(BIN)/python tools/extras.py $(EXTRAS)
+
+# the way of a new user, timed: results/newcomer.json
+newcomer: .venv/.installed
+	$(BIN)/python tools/newcomer.py
 
 # constraints.txt from what is installed here; update .venv first: pip install --upgrade --editable '.[dev,versus]'
 pins: .venv/.installed

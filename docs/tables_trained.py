@@ -35,9 +35,21 @@ def likelihood():
             *lines,
             "",
             f"Means ± standard errors over {count} trained networks, test rows scored once, in the end. "
-            f"Made by `{content['command']}` with torch {content['versions']['torch']}.",
+            f"Made by `{content['command']}` with torch {content['versions']['torch']}.{missing(content)}",
         ]
     )
+
+
+def missing(content):
+    """What of the run is still to come."""
+    settings = content["settings"]
+    planned = {"digits, dense": settings["seeds"]} | dict.fromkeys(
+        ("MNIST, dense", "MNIST, CNN"), settings["seeds_mnist"]
+    )
+    planned |= dict.fromkeys(settings["sets"], settings["seeds"])
+    done = {task: len(rows_of(content, task, "fine-tuned")) for task in planned}
+    less = [f"{task} {done[task]} of {count} networks" for task, count in planned.items() if done[task] < count]
+    return f" The run is not complete ({', '.join(less)}); the same command goes on." if less else ""
 
 
 def rows_of(content, task, way):

@@ -272,7 +272,12 @@ class RegressionPrediction:
         return mean + scale * noise
 
     def rescaled(self, scale: float | Tensor, shift: float | Tensor = 0.0) -> "RegressionPrediction":
-        """The prediction of ``scale * y + shift``: back to the units of a target that was standardised."""
+        """The prediction of ``scale * y + shift``: back to the units of a target that was standardised.
+
+        >>> p = RegressionPrediction(torch.tensor([[[-1.0]], [[1.0]]]), None)          # of (target - 50) / 10
+        >>> p.rescaled(scale=10.0, shift=50.0).mean
+        tensor([[50.]])
+        """
         factor = torch.as_tensor(scale, dtype=self.outputs.dtype, device=self.outputs.device)
         if not bool((factor > 0).all()):
             raise ValueError(f"`scale` must be positive; got {scale}.")
