@@ -600,7 +600,7 @@ def run(size, seed):
                 hoard(bounded, 8 * few),
                 flood(bounded, 80 * few),
                 slow_clients(bounded, few),
-                soak(found[-1], max(1.5, 300 * size), seed),
+                soak(found[-1], max(1.5, 600 * size), seed),
             ]
             for service in found:
                 service.child.send_signal(signal.SIGTERM)
