@@ -1,6 +1,6 @@
 """How `Explorer`'s networks are to look, on functions that no table is about -> results/explorer_chosen.json
 
-    python benchmarks/explore_choice.py                  # about ten minutes on a quiet core; resumable
+    python benchmarks/explore_choice.py                  # about fifteen minutes on a quiet core; resumable
 
 Levy, Rosenbrock and Ackley functions and a draw of a Gaussian process, in 2 to 5 inputs, 40 evaluations each from the
 same designs. A way is worth its mean rank over functions and seeds, by the least value found.
@@ -10,7 +10,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from bbalpha.exploration.loop import Model, eased
 from bbalpha.exploration.surrogate import Settings, fit_draws
 
 COMMAND = "python benchmarks/explore_choice.py"
-EVALUATIONS, SEEDS = 40, 2
+EVALUATIONS, SEEDS = 40, 6
 
 
 def levy(x: Tensor) -> Tensor:
@@ -56,15 +56,16 @@ def waves(x: Tensor) -> Tensor:
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "levy": (levy, 2), "rosenbrock": (rosenbrock, 3), "waves": (waves, 4), "ackley": (ackley, 5),
 }  # fmt: skip
+_PLAIN = Settings(spread=1.0)
 WAYS: dict[str, tuple[Settings, bool]] = {  # settings, and whether large values are drawn together
-    "one network, 64 passes": (Settings(networks=1, passes=64), True),
-    "4 networks, 16 passes": (Settings(), True),
-    "not trained": (Settings(steps=0), True),
-    "more bends": (Settings(spread=2.0), True),
-    "more bends, not trained": (Settings(spread=2.0, steps=0), True),
-    "values as they are": (Settings(), False),
-    "dropout 0.2": (Settings(dropout=0.2), True),
-    "no dropout, 16 networks": (Settings(networks=16, passes=1, dropout=0.0), True),
+    "one network, 64 passes": (replace(_PLAIN, networks=1, passes=64), True),
+    "4 networks, 16 passes": (_PLAIN, True),
+    "not trained": (replace(_PLAIN, steps=0), True),
+    "more bends": (Settings(), True),
+    "more bends, not trained": (Settings(steps=0), True),
+    "values as they are": (_PLAIN, False),
+    "dropout 0.2": (replace(_PLAIN, dropout=0.2), True),
+    "no dropout, 16 networks": (replace(_PLAIN, networks=16, passes=1, dropout=0.0), True),
 }
 
 

@@ -46,7 +46,7 @@ class Settings:
     alpha: float = 0.5
     steps: int = 50
     learning_rate: float = 0.02
-    spread: float = 1.0
+    spread: float = 2.0
 
 
 def fit_draws(x: Tensor, y: Tensor, *, seed: int, settings: Settings | None = None) -> "DropoutDraws":
