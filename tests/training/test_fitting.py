@@ -597,17 +597,20 @@ def test_an_interrupt_anywhere_leaves_modes_gradients_and_generators(amp, tmp_pa
         )  # fmt: skip
 
     state = torch.get_rng_state()
-    call()  # the first time, more is looked at
+    call()  # the first time, more is looked at, and after the first interrupt a little less
+    interrupted(call, 5, files)
     total = min(interrupted(call, -1, files) for _ in range(3))
     struck, places = 0, [*range(5, total - 50, max(1, total // 15)), *range(total - 50, total + 1)]
     for at in places:
-        struck += any(interrupted(call, at, files) == at for _ in range(3))  # how many lines there are varies a little
+        ends = [interrupted(call, at, files) for _ in range(3)]  # how many lines there are varies a little
+        assert at in ends or min(ends) < at, f"swallowed at {at}: {ends}"
+        struck += at in ends
         assert [m.training for m in model] == [False, True, False, False], at
         assert torch.is_grad_enabled(), at
         assert not torch.is_autocast_enabled("cpu"), at
         assert torch.equal(torch.get_rng_state(), state), at
         assert optimizer.param_groups[0]["lr"] == 0.1, at
-    assert struck > 0.7 * len(places)
+    assert struck > 0.9 * len(places), (struck, len(places))
 
 
 def test_no_bar_is_made_where_none_is_shown(monkeypatch):
