@@ -552,7 +552,10 @@ def test_an_iterable_that_is_used_up_is_told():
 
 
 def interrupted(call, at, files):
-    """How many lines of `files` are run in `call`; a KeyboardInterrupt strikes at the line numbered `at`."""
+    """How many lines of `files` are run in `call`; a KeyboardInterrupt strikes at the line numbered `at`.
+
+    None where it struck and never came out of the call.
+    """
     count = 0
 
     def trace(frame, event, _):
@@ -572,9 +575,10 @@ def interrupted(call, at, files):
         call()
     except KeyboardInterrupt:
         assert count == at
+        return count
     finally:
         sys.settrace(before)
-    return count
+    return None if count == at else count
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that the collector closes
@@ -598,12 +602,12 @@ def test_an_interrupt_anywhere_leaves_modes_gradients_and_generators(amp, tmp_pa
 
     state = torch.get_rng_state()
     call()  # the first time, more is looked at, and after the first interrupt a little less
-    interrupted(call, 5, files)
+    assert interrupted(call, 5, files) == 5
     total = min(interrupted(call, -1, files) for _ in range(3))
     struck, places = 0, [*range(5, total - 50, max(1, total // 15)), *range(total - 50, total + 1)]
     for at in places:
         ends = [interrupted(call, at, files) for _ in range(3)]  # how many lines there are varies a little
-        assert at in ends or min(ends) < at, f"swallowed at {at}: {ends}"
+        assert any(end is not None for end in ends), f"swallowed at {at}"
         struck += at in ends
         assert [m.training for m in model] == [False, True, False, False], at
         assert torch.is_grad_enabled(), at
