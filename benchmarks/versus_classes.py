@@ -4,7 +4,8 @@
     model.predict_proba(X_new)
 
 Boosting gets words as categories and holes as they are; the others the usual pipeline: holes filled with the median or
-the most frequent word, words one-hot, numbers standardised. All of it is learnt from the training rows.
+the most frequent word, words one-hot, numbers standardised. All of it is learnt from the training rows. Ours takes the
+table as it comes.
 """
 
 from typing import Any
@@ -81,18 +82,12 @@ def one_hot(table: ClassTable) -> Any:
     )
 
 
-def ours(table: ClassTable, seed: int, **arguments: Any) -> Any:
-    """Our classifier: on the table as it is if it takes that, else behind the usual pipeline."""
-    model = BBAlphaClassifier(**arguments, random_state=seed)
-    return model if getattr(BBAlphaClassifier, "takes_tables", False) else Behind(one_hot(table), model)
-
-
 def classifier(method: str, table: ClassTable, seed: int) -> Any:
     """An estimator of `CLASSIFIERS` that takes rows of the table as they come."""
     if method in OURS:
-        return ours(table, seed, **OURS[method])
+        return BBAlphaClassifier(**OURS[method], random_state=seed)
     if method == "mc-dropout":
-        return ours(table, seed, **MC_DROPOUT)
+        return BBAlphaClassifier(**MC_DROPOUT, random_state=seed)
     if method == "hist-gbm":
         return Behind(Categories(), HistGradientBoostingClassifier(random_state=seed))
     if method == "lightgbm":
