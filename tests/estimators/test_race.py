@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bbalpha.estimators import BBAlphaRegressor, dealing
+from bbalpha.estimators import BBAlphaClassifier, BBAlphaRegressor, choices, dealing
 from bbalpha.estimators.dealing import deal, same_records
 from bbalpha.estimators.mixing import conformal_level, stacked
 from bbalpha.estimators.race import EFFORTS, Candidate
@@ -113,3 +113,59 @@ def test_candidates_tell_what_they_are() -> None:
     told = str(Candidate((100, 100), "student", 0.05, 0.0, log_target=False))
     assert told == "100 x 100 relu, Student t, dropout 0.050 / 0.000, alpha 0.5, l 1"
     assert str(Candidate((), "categorical", 0.0, 0.2)).startswith("linear, classes")
+
+
+def rare_flags(rng: np.random.Generator) -> np.ndarray:
+    """A column of numbers and five that are 1 in one row of twenty."""
+    return np.column_stack((rng.normal(size=240), rng.random((240, 5)) < 0.05)).astype(float)
+
+
+def long_tails(rng: np.random.Generator) -> np.ndarray:
+    return np.exp(3 * rng.normal(size=(240, 2)))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("table", [rare_flags, long_tails])
+@pytest.mark.parametrize("kind", [BBAlphaRegressor, BBAlphaClassifier])
+def test_networks_predict_what_training_measured(kind, table, weighted, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    X = table(rng)
+    score = np.log1p(abs(X)) @ np.arange(1, X.shape[1] + 1)
+    y = score > np.median(score) if kind is BBAlphaClassifier else score + 0.1 * rng.normal(size=len(X))
+    weight = rng.uniform(0.5, 2, len(X)) if weighted else None
+    pairs, race = [], kind._race
+
+    def watched(self, x, targets, shifts, own_weight, *rest):
+        experts = race(self, x, targets, shifts, own_weight, *rest)
+        for expert in experts:
+            found = self._score(expert, x, targets)
+            share = None if own_weight is None else own_weight[expert.held]
+            pairs.append((np.nanmin(expert.curve), -np.average(found, weights=share)))
+        return experts
+
+    monkeypatch.setattr(kind, "_race", watched)
+    kind(budget="quick", random_state=0, epochs=10).fit(X, y, weight)
+    assert len(pairs) > 2
+    for measured, predicted in pairs:
+        assert predicted == pytest.approx(measured, abs=0.1)
+
+
+def test_networks_of_one_kind_predict_what_training_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    X = rare_flags(rng)
+    populations, train = [], choices.fit_population
+
+    def watched(*args, **kwargs):
+        populations.append(train(*args, **kwargs))
+        return populations[-1]
+
+    monkeypatch.setattr(choices, "fit_population", watched)
+    y = X[:, 1:].sum(1) > 0
+    model = BBAlphaClassifier(hidden_layer_sizes=(20,), epochs=30, random_state=0).fit(X, y)
+    (population,) = populations
+    rates = model.dropout_, model.input_dropout_
+    chosen = [i for i, m in enumerate(population.members) if (m.dropout, m.input_dropout) == rates]
+    for i, network, curve in zip(chosen, model.networks_, model.validation_curves_, strict=True):
+        held = population.members[i].validation
+        part = model._part(network, model._standardised(X)[held], 100, 0)
+        assert -float(part.log_prob(torch.as_tensor(y[held]).long()).mean()) == pytest.approx(curve.min(), abs=0.05)

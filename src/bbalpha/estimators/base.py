@@ -214,7 +214,8 @@ class DropoutEstimator(Stored):
 
     def _train_together(self, x: Tensor, target: Tensor, weight: Array | None, members: Array) -> None:
         """The same networks for several candidates, trained at once; those of the best candidate are kept."""
-        population = train_together(self, x, target, members.ravel().tolist(), self._likelihood(), weight)
+        every = members.ravel().tolist()
+        population = train_together(self, x, target, every, self._likelihood(), weight, standardise=False)
         chosen = best_candidate(population.nll, members.shape)
         best = population.members[chosen[0]]
         self.dropout_, self.input_dropout_ = best.dropout, best.input_dropout

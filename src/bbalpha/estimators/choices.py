@@ -196,15 +196,16 @@ def random_rates(settings: Any, rates: Sequence[tuple[float, float]]) -> list[tu
 
 
 def train_together(
-    settings: Any, x: Any, y: Any, members: Sequence[Member], likelihood: Likelihood, weight: Array | None = None
-) -> Population:
+    settings: Any, x: Any, y: Any, members: Sequence[Member], likelihood: Likelihood, weight: Array | None = None, *,
+    standardise: bool,
+) -> Population:  # fmt: skip
     """The members, trained at once as an estimator of these settings would train each."""
     n_rows = max(len(m.train) + (0 if m.validation is None else len(m.validation)) for m in members)
     batch_size, epochs, patience = duration(settings, n_rows)
     return fit_population(
         x, y, members, epochs=epochs, hidden_layer_sizes=settings.hidden_layer_sizes, likelihood=likelihood,
         n_passes=settings.n_passes, batch_size=batch_size, patience=patience, sample_weight=weight,
-        balanced=settings.balanced, progress=bool(getattr(settings, "verbose", False)),
+        balanced=settings.balanced, standardise=standardise, progress=bool(getattr(settings, "verbose", False)),
     )  # fmt: skip
 
 

@@ -362,7 +362,8 @@ def _trained_scores(
     work: Sequence[tuple[Member, Array]],
 ) -> list[float]:  # fmt: skip
     """The mean held-out log-likelihood of each of these networks, trained at once."""
-    population = train_together(settings, X, y, [one for one, _ in work], likelihood, weight)
+    members = [one for one, _ in work]
+    population = train_together(settings, X, y, members, likelihood, weight, standardise=True)
     held = [test for _, test in work]
     values = population.log_likelihood(X, y, held, n_passes=settings.n_predict_passes)
     return [_mean(v.double().numpy(), weight, test) for v, test in zip(values, held, strict=True)]

@@ -370,7 +370,7 @@ class Race:
             n_passes=min(self.settings.n_passes, most_passes), batch_size=batch_size,
             patience=self.settings.patience or max(least, epochs // 5), sample_weight=self.weight,
             n_validation_passes=int(np.clip(10_000 / len(self.folds[0]), 4, 20)),
-            balanced=self.settings.balanced, epoch_rows=rows,
+            balanced=self.settings.balanced, epoch_rows=rows, standardise=False,
         )  # fmt: skip
 
 

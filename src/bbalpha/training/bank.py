@@ -83,19 +83,19 @@ class Bank:
     @classmethod
     def start(
         cls, x: Tensor, y: Tensor, members: Sequence[Member], hidden: Sequence[int], likelihood: Likelihood,
-        activation: Activation, weight: Tensor | None, balanced: bool,
+        activation: Activation, weight: Tensor | None, balanced: bool, standardise: bool,
     ) -> "Bank":  # fmt: skip
-        """Fresh members, standardised by their own rows."""
+        """Fresh members, standardised by their own rows or not at all."""
         outputs = int(y.max()) + 1 if likelihood == "categorical" else y.shape[1]
         outputs *= 2 if likelihood in _TWO_HEADS else 1
         sizes = [x.shape[1], *hidden, outputs]
         nets = [initial_network(sizes, m, activation) for m in members]
         rows = [torch.cat([p.detach().flatten() for p in net.parameters()] + [torch.zeros(1)]) for net in nets]
-        scalers = [_scaler(x, m, weight) for m in members]
+        scalers = [_scaler(x, m, weight) if standardise else _plain(x.shape[1]) for m in members]
         if likelihood == "categorical":
-            targets = [(torch.zeros(1, 1), torch.ones(1, 1))] * len(members)
+            targets = [_plain(1)] * len(members)
         else:
-            targets = [_scaler(y, m, weight) for m in members]
+            targets = [_scaler(y, m, weight) if standardise else _plain(y.shape[1]) for m in members]
         x_mean, x_scale = (torch.stack(part) for part in zip(*scalers, strict=True))
         y_mean, y_scale = (torch.stack(part) for part in zip(*targets, strict=True))
         flat = torch.stack(rows)
@@ -450,6 +450,11 @@ def _scaler(values: Tensor, member: Member, weight: Tensor | None) -> tuple[Tens
     share = torch.ones(len(rows), 1, dtype=torch.float64) if weight is None else weight[rows].double()[:, None]
     share = share / share.sum()
     return standardiser(values[rows], lambda table: (table * share).sum(0, keepdim=True))
+
+
+def _plain(n: int) -> tuple[Tensor, Tensor]:
+    """The mean and deviation under which n columns stay as they are, each (1, n)."""
+    return torch.zeros(1, n), torch.ones(1, n)
 
 
 def pad(rows: Sequence[Tensor]) -> tuple[Tensor, list[int]]:

@@ -34,10 +34,10 @@ class Population:
         members: What each was trained with.
         weights: For every layer its weight (M, out, in) and bias (M, 1, out).
         log_precision: Of the noise, on standardised targets (M,); zeros for classes and where it is predicted.
-        x_mean: Of each member's inputs, those for early stopping too (M, 1, F).
-        x_scale: Their deviation (M, 1, F).
-        y_mean: Of its targets (M, 1, D); zeros for classes.
-        y_scale: Their deviation (M, 1, D); ones for classes.
+        x_mean: Of each member's inputs, those for early stopping too (M, 1, F); zeros where they are left as they are.
+        x_scale: Their deviation (M, 1, F), or ones.
+        y_mean: Of its targets (M, 1, D); zeros for classes and where they are left as they are.
+        y_scale: Their deviation (M, 1, D), or ones.
         likelihood: As in `fit_population`.
         nll: Validation NLL a row after every epoch, in units of y (E, M); nan where there is none.
         best_epoch: The epoch (from 1) whose weights a member has (M,).
@@ -94,6 +94,7 @@ def fit_population(
     n_validation_passes: int = 20,
     balanced: bool = True,
     epoch_rows: int | None = None,
+    standardise: bool = True,
     progress: bool = False,
 ) -> Population:
     """Train all `members` at once on rows of one table.
@@ -117,6 +118,7 @@ def fit_population(
         balanced: As in `bbalpha.sample`.
         epoch_rows: An epoch goes through at most so many of a member's rows, the next one on from there: many rows
             are looked at more than once a round.
+        standardise: False takes inputs and targets as they are, and `network` gives networks for inputs as these.
         progress: Show a bar: epochs, networks that still move, and the mean of their validation NLL.
 
     >>> x = torch.randn(40, 2)
@@ -145,10 +147,10 @@ def fit_population(
     members = [_checked(m, len(inputs), weight) for m in members]
     bank = Bank.start(
         inputs, target, members, given.pop("hidden_layer_sizes"), likelihood, activation, weight,
-        check_flag("balanced", balanced),
+        check_flag("balanced", balanced), check_flag("standardise", standardise),
     )  # fmt: skip
     run = _Training(bank, inputs, target, weight, schedule=schedule, **given)
-    _check_finite(bank)
+    _check_finite({"x": bank.x_scale, "y": bank.y_scale} if standardise else {"x": inputs, "y": target})
     return run(progress)
 
 
@@ -186,10 +188,10 @@ def _indices(name: str, rows: Any, n_rows: int) -> Tensor:
     return index.long()
 
 
-def _check_finite(bank: Bank) -> None:
-    """Refuse members that are given a nan or an infinity: their scalers tell."""
-    for name, parts in (("x", (bank.x_mean, bank.x_scale)), ("y", (bank.y_mean, bank.y_scale))):
-        if not all(bool(t.isfinite().all()) for t in parts):
+def _check_finite(found: dict[str, Tensor]) -> None:
+    """Refuse members that are given a nan or an infinity: their scalers tell, or the tables where these have none."""
+    for name, values in found.items():
+        if not bool(values.isfinite().all()):
             raise ValueError(f"`{name}` must be finite in the rows of every member; got nan or infinity.")
 
 
