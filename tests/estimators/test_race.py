@@ -43,7 +43,7 @@ def test_many_rows_hold_out_some(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_mixture_is_likelier_than_any_part(seed: int, C: int) -> None:
     rng = np.random.default_rng(seed)
     values = rng.normal(size=(C, 50)) + rng.normal(size=(C, 1))
-    weights = stacked(values, least=0.0)
+    weights = stacked(values, prior=0.0, least=0.0)
     assert weights.sum() == pytest.approx(1)
     mixed = np.log(weights @ np.exp(values)).mean()
     assert mixed >= values.mean(1).max() - 1e-3
@@ -52,7 +52,13 @@ def test_the_mixture_is_likelier_than_any_part(seed: int, C: int) -> None:
 
 def test_weights_of_rows_count_in_the_mixture() -> None:
     values = np.log([[0.9, 0.9, 0.1], [0.1, 0.1, 0.9]])
-    assert stacked(values, np.array([1.0, 0.0, 5.0]))[1] > 0.7 > stacked(values)[1]
+    assert stacked(values, np.array([1.0, 0.0, 5.0]), prior=0.0)[1] > 0.7 > stacked(values, prior=0.0)[1]
+
+
+def test_few_rows_leave_the_mixture_near_even_and_many_do_not() -> None:
+    values = np.log([[0.9, 0.8], [0.3, 0.2]])
+    assert 0.4 < stacked(values)[1] < 0.5
+    assert stacked(np.repeat(values, 100, 1)).tolist() == [1.0, 0.0]
 
 
 def test_what_diverged_gets_no_weight() -> None:
