@@ -46,6 +46,20 @@ def units():
     return "\n".join(lines) + f"\n\nMade by `{content['command']}` with torch {content['versions']['torch']}."
 
 
+def mixing():
+    """The loss of a mixture by how much its weights trust few rows."""
+    content = results.read(ROOT / "results/mixing_chosen.json")
+    priors = [name for name in content["rows"][0] if name.startswith("prior ")]
+    heads = ["even" if float(name.split()[1]) > 1e5 else name.split()[1] for name in priors]
+    lines = ["| loss | rows to fit | draws | " + " | ".join(heads) + " |", "|---" * (3 + len(priors)) + "|"]
+    for problem, rows in dict.fromkeys((r["problem"], r["rows"]) for r in content["rows"]):
+        own = [r for r in content["rows"] if r["problem"] == problem]
+        values = [fmean(r[name] for r in own) for name in priors]
+        cells = [f"**{v:.4f}**" if v == min(values) else f"{v:.4f}" for v in values]
+        lines.append(f"| {problem} | {rows} | {len(own)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + f"\n\nMade by `{content['command']}` with torch {content['versions']['torch']}."
+
+
 def large():
     """Many rows: seconds, memory and scores."""
     content = results.read(ROOT / "results/large.json")
