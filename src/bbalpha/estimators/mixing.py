@@ -18,7 +18,7 @@ def stacked(values: Array, weight: Array | None = None, *, prior: float = 10.0, 
         values: Log-densities of the rows under each part (C, N).
         weight: Of the rows (N,).
         prior: So many rows more, which say that all parts with a density everywhere are alike.
-        least: The smallest weight that is kept.
+        least: The smallest weight that is kept, of what the rows themselves say.
 
     >>> few = np.log([[0.9, 0.8, 0.1], [0.1, 0.2, 0.9], [0.1, 0.1, 0.1]])
     >>> stacked(few, prior=0).round(2), stacked(few).round(2), stacked(few.repeat(100, 1)).round(2)
@@ -35,7 +35,7 @@ def stacked(values: Array, weight: Array | None = None, *, prior: float = 10.0, 
     for _ in range(300):
         joint = weights[:, None] * parts
         weights = (joint / joint.sum(0) * share).sum(1) + believed * even
-    weights[weights < least] = 0.0
+    weights[weights - believed * even < least * (1 - believed)] = 0.0
     found: Array = weights / weights.sum()
     return found
 
