@@ -22,9 +22,9 @@ from torch.quasirandom import SobolEngine
 
 from bbalpha._kernels import draw_seed, step_seed
 from bbalpha.checks import check_count, check_flag, check_seed
-from bbalpha.exploration.climbing import Climb
+from bbalpha.exploration.climbing import Drawn, Expected, Promise
 from bbalpha.exploration.storing import read_folder, write_folder
-from bbalpha.exploration.surrogate import Draws, fit_draws
+from bbalpha.exploration.surrogate import Draws, fit_passes
 
 Model = Callable[[Tensor, Tensor, int], Draws]  # rows in [0, 1] (N, F), values to be small (N,), a seed
 _EVERYWHERE, _NEAR, _AROUND = 600, 60, 3  # candidates in the box, near each of the best rows, and how many of these
@@ -176,23 +176,31 @@ class Explorer:
         seed = step_seed(self.seed, len(self.y))
         generator = torch.Generator().manual_seed(seed)
         seen = self._scaled(self.x)
-        climb = Climb((self.model or _networks)(seen, -self.y if self.maximise else self.y, seed), seen)
+        promise = self._promise(seen, seed)
         taken = self._scaled(designed)
         for row in taken:
-            climb.take(row)
+            promise.take(row)
         rows = []
         for _ in range(n):
             if left is None:
-                at = climb.refine(self._pool(generator))
+                at = promise.refine(*self._pool(generator))
                 rows.append(self._placed(at[None])[0])
             else:
                 others = left[~_among(left, torch.cat((designed, *(r[None] for r in rows))))]
-                rows.append(others[int(climb.scores(self._scaled(others)).argmax())])
+                rows.append(others[int(promise.scores(self._scaled(others)).argmax())])
                 at = self._scaled(rows[-1])
-            climb.take(at)
+            promise.take(at)
         return torch.stack(rows)
 
-    def _pool(self, generator: torch.Generator) -> Tensor:
+    def _promise(self, seen: Tensor, seed: int) -> Promise:
+        """What the functions given the measurements are expected to bring."""
+        y = -self.y if self.maximise else self.y
+        if self.model is not None:
+            return Drawn(self.model(seen, y, seed), seen)
+        generator = torch.Generator().manual_seed(seed)
+        return Expected(fit_passes(seen, eased(y), generator=generator), generator)
+
+    def _pool(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Candidates in the unit cube: everywhere, and at all distances from the best rows."""
         F = len(self.low)
         everywhere = torch.rand((_EVERYWHERE, F), generator=generator, dtype=torch.float64)
@@ -200,7 +208,7 @@ class Explorer:
         centres = best.repeat_interleave(_NEAR, 0)
         reach = 0.2 * 10 ** (-3 * torch.rand((len(centres), 1), generator=generator, dtype=torch.float64))
         steps = torch.randn((len(centres), F), generator=generator, dtype=torch.float64)
-        return torch.cat((everywhere, (centres + reach * steps).clamp(0, 1)))
+        return everywhere, (centres + reach * steps).clamp(0, 1)
 
     def _unseen(self, rows: Tensor) -> Tensor:
         return rows[~_among(rows, self.x)]
@@ -225,10 +233,6 @@ class Explorer:
                 f"`x` must lie within the bounds; got {float(rows[n, f])} in coordinate {f}, whose bounds are "
                 f"{float(self.low[f])} and {float(self.high[f])}."
             )
-
-
-def _networks(x: Tensor, y: Tensor, seed: int) -> Draws:
-    return fit_draws(x, eased(y), seed=seed)
 
 
 def eased(y: Tensor) -> Tensor:
