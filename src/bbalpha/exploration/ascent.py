@@ -19,7 +19,8 @@ def ascend(
 ) -> Tensor:  # fmt: skip
     """The best row found uphill from `start` (S, D), within low and high: score (S, D) -> (S,)."""
     x = start.detach()
-    box = (torch.as_tensor(high, dtype=x.dtype) - torch.as_tensor(low, dtype=x.dtype)).expand(x.shape[1])
+    low, high = (torch.as_tensor(bound, dtype=x.dtype).expand(x.shape[1]) for bound in (low, high))
+    box = high - low
     value, slope = _value_and_slope(score, x)
     length, part = torch.full_like(value, _FIRST), torch.ones_like(value)
     shape = _steepest(slope, box, length)

@@ -25,6 +25,11 @@ _ROUND = 1e-3  # of the spread at the rows that are measured
 _REFINED = 3  # of every set of candidates, those that are climbed from
 
 
+def promise(known: Draws | Passes, seen: Tensor, generator: torch.Generator) -> "Promise":
+    """Of passes, or of functions given the rows that are measured (N, F)."""
+    return Expected(known, generator) if isinstance(known, Passes) else Drawn(known, seen)
+
+
 class Promise(ABC):
     """What is expected of a row, and of further ones when it is taken."""
 
@@ -56,7 +61,11 @@ class Expected(Promise):
     """
 
     def __init__(self, passes: Passes, generator: torch.Generator) -> None:
-        self.passes, self.generator = passes, generator
+        self.generator = generator
+        self._know(passes)
+
+    def _know(self, passes: Passes) -> None:
+        self.passes = passes
         self.best = passes.moments(passes.x)[0].amin(1, keepdim=True)  # (K, 1)
 
     def score(self, x: Tensor) -> Tensor:
@@ -67,7 +76,7 @@ class Expected(Promise):
 
     def take(self, x: Tensor) -> None:
         """A row (F,) is chosen, and each pass draws what is seen there."""
-        self.__init__(self.passes.joined(x, self.generator), self.generator)  # type: ignore[misc]
+        self._know(self.passes.joined(x, self.generator))
 
 
 class Drawn(Promise):

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from bbalpha.exploration.ascent import ascend
 
-_LENGTHS, _LOGIT, _RATIO = (0.01, 100.0), 7.0, (1e-10, 10.0)  # bounds
+RATIOS = 1e-10, 10.0  # least and largest; below it a covariance has no Cholesky factor in 16 digits
+_LENGTHS, _ODDS = (0.01, 100.0), (1e-3, 1e3)
 _STARTS = ((0.3, 1e-6), (1.0, 1e-6), (0.6, 1e-2))  # lengths for one input, ratio
 _CALLS = 40
 
@@ -43,6 +44,10 @@ class Scales:
         rest = matern(x / self.lengths, other / self.lengths)
         return self.share * (phi @ its_phi.mT) + (1 - self.share) * rest + 1
 
+    def variance(self, phi: Tensor) -> Tensor:
+        """Of a function at rows with features (K, n, H), over `size`: (K, n)."""
+        return self.share * phi.square().sum(-1) + (1 - self.share) + 1
+
 
 def matern(x: Tensor, other: Tensor) -> Tensor:
     """Matern 5/2 of rows (..., N, F) and (..., n, F) in units of their lengths: (..., N, n)."""
@@ -60,29 +65,38 @@ def likeliest(x: Tensor, phi: Tensor, target: Tensor, share: float | None) -> Sc
         return log_evidence(gram, x, target, at, held)[0] + _log_prior(at, F)
 
     start = torch.tensor([[math.log(length * math.sqrt(F))] * F + [0.0, math.log(r)] for length, r in _STARTS])
-    bounds = torch.tensor([_LENGTHS] * F + [(math.exp(-_LOGIT), math.exp(_LOGIT)), _RATIO]).log().to(x.dtype)
+    bounds = torch.tensor([_LENGTHS] * F + [_ODDS, RATIOS]).log().to(x.dtype)
     at = ascend(score, start.to(x.dtype), low=bounds[:, 0], high=bounds[:, 1], calls=_CALLS)
     size = log_evidence(gram, x, target, at[None], held)[1][0]
     return Scales(at[:F].exp(), at[F].sigmoid() if held is None else held, at[F + 1].exp(), size)
 
 
-def log_evidence(
-    gram: Tensor, x: Tensor, target: Tensor, at: Tensor, share: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def log_evidence(gram: Tensor, x: Tensor, target: Tensor, at: Tensor, share: Tensor | None) -> tuple[Tensor, Tensor]:
     """Its mean over passes, and s^2, at S places (S, F + 2): logarithms of lengths, logit of share, log of ratio."""
     N, F = x.shape
     here = at[:, :F, None].mT.exp()  # (S, 1, F)
     part = (at[:, F].sigmoid() if share is None else share.expand(len(at)))[:, None, None]
     rest = (1 - part) * matern(x / here, x / here) + 1 + at[:, F + 1, None, None].exp() * torch.eye(N, dtype=x.dtype)
-    lower, failed = torch.linalg.cholesky_ex(part[:, None] * gram + rest[:, None])  # (S, K, N, N)
-    white = torch.linalg.solve_triangular(lower, target[:, None].expand(*lower.shape[:2], N, 1), upper=False)
-    size = (white.square().sum((-1, -2)).mean(1) + 1) / (N + 1)  # as if one more value had been as large as expected
+    covariance = part[:, None] * gram + rest[:, None]  # (S, K, N, N)
+    found, size, slope = _gaussian(covariance.detach(), target)
+    along = (slope * covariance).sum((1, 2, 3))  # autograd's way through a Cholesky factor takes three times as long
+    return found + along - along.detach(), size
+
+
+def _gaussian(covariance: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log evidence and s^2 for covariances over s^2 (S, K, N, N), and the evidence's slope by them."""
+    lower, failed = torch.linalg.cholesky_ex(covariance)
+    inverse = torch.cholesky_inverse(lower)
+    weight = inverse @ target[:, None]  # (S, K, N, 1)
+    squares = (target @ weight)[..., 0].mean(1)
+    size = (squares + 1) / (len(target) + 1)  # as if one more value had been as large as expected
     log_root = lower.diagonal(dim1=-2, dim2=-1).log().sum(-1).mean(1)
-    found = -0.5 * (N + 1) * size.log() - log_root
-    return found.masked_fill((failed != 0).any(1), -math.inf), size
+    found = -0.5 * (len(target) + 1) * size.log() - log_root
+    slope = 0.5 * (weight * weight.mT / size[:, None, None, None] - inverse) / covariance.shape[1]
+    return found.masked_fill((failed != 0).any(1), -math.inf), size, slope
 
 
 def _log_prior(at: Tensor, F: int) -> Tensor:
     """Lengths of about the diagonal of the cube, shares of about a half, little noise: all of them weakly."""
     lengths = (at[:, :F] - math.log(math.sqrt(F))) / 1.5
-    return -0.5 * (lengths.square().sum(1) + (at[:, F] / 3).square() + ((at[:, F + 1] + 14) / 6).square())
+    return -0.5 * (lengths.square().sum(1) + (at[:, F] / 3).square() + ((at[:, F + 1] + 20) / 6).square())

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bbalpha.exploration.networks import Networks, Settings
-from bbalpha.exploration.scales import Scales, likeliest
+from bbalpha.exploration.scales import RATIOS, Scales, likeliest
 
 Draws = Callable[[Tensor], Tensor]  # x (N, F) -> values of K functions (K, N)
 _WAVES = 512  # that a drawn process is a sum of
@@ -33,20 +33,19 @@ def fit_draws(x: Tensor, y: Tensor, *, seed: int, settings: Settings | None = No
     >>> draws(x).shape, bool(((draws(x) - (6 * x[:, 0]).sin()).abs() < 0.001).all())
     (torch.Size([16, 8]), True)
     """
-    generator = torch.Generator().manual_seed(seed)
-    return DropoutDraws(fit_passes(x, y, generator=generator, settings=settings), generator)
+    return DropoutDraws(fit_passes(x, y, seed=seed, settings=settings), torch.Generator().manual_seed(seed))
 
 
-def fit_passes(x: Tensor, y: Tensor, *, generator: torch.Generator, settings: Settings | None = None) -> "Passes":
+def fit_passes(x: Tensor, y: Tensor, *, seed: int, settings: Settings | None = None) -> "Passes":
     """What each pass knows of the function: x (N, F) in [0, 1], y (N,)."""
-    made = settings or Settings()
+    made, generator = settings or Settings(), torch.Generator().manual_seed(seed)
     x, y = x.detach().double(), y.detach().double()
     centre, scale = y.mean(), y.std(correction=0).clamp_min(1e-12)
     target = (y - centre) / scale
     features = Features.fitted(made, x, target, generator)
-    scales = likeliest(x, features(x), target, made.share)
-    noise = scales.ratio.expand(len(x))
-    return Passes(features, scales, x, target.expand(len(features(x)), -1), noise, centre, scale)
+    phi = features(x)
+    scales = likeliest(x, phi, target, made.share)
+    return Passes(features, scales, x, target.expand(len(phi), -1), scales.ratio.expand(len(x)), centre, scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +73,7 @@ class Features:
         return cls(networks, masks, networks.features(x, masks).square().sum(-1).mean().sqrt())
 
     def __call__(self, x: Tensor) -> Tensor:
+        """At rows in [0, 1]."""
         if self.networks is None:
             return x.new_zeros(1, len(x), 1)
         return self.networks.features(x, self.masks) / self.size
@@ -83,7 +83,7 @@ class Passes:
     """Mean and variance of the function under each of K passes, given N values.
 
     Args:
-        features: Of the passes.
+        features: Of the passes, x (n, F) -> (K, n, H).
         scales: Of all passes.
         x: Rows (N, F).
         target: Their values under each pass, less `centre`, over `scale` (K, N).
@@ -93,8 +93,8 @@ class Passes:
     """
 
     def __init__(
-        self, features: Features, scales: Scales, x: Tensor, target: Tensor, noise: Tensor, centre: Tensor,
-        scale: Tensor,
+        self, features: Callable[[Tensor], Tensor], scales: Scales, x: Tensor, target: Tensor, noise: Tensor,
+        centre: Tensor, scale: Tensor,
     ) -> None:  # fmt: skip
         self.features, self.scales = features, scales
         self.x, self.target, self.noise = x, target, noise
@@ -104,25 +104,22 @@ class Passes:
         self.weight = torch.cholesky_solve(target[..., None], self.lower)  # (K, N, 1)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation at rows (n, F), without noise, in units of `scale`: (K, n) both."""
+        """Mean and standard deviation of the function at rows (n, F), without noise: (K, n) both."""
         phi = self.features(x)
         across = self.scales.covariance(self.x, x, self.phi, phi)  # (K, N, n)
         known = torch.linalg.solve_triangular(self.lower, across, upper=False).square().sum(1)
-        before = self.scales.share * phi.square().sum(-1) + (1 - self.scales.share) + 1
-        return (across.mT @ self.weight)[..., 0], (self.scales.size * (before - known).clamp_min(_LEAST)).sqrt()
-
-    def mean(self, x: Tensor) -> Tensor:
-        """The mean at rows (n, F) under each pass, in the units of the values (K, n)."""
-        across = self.scales.covariance(self.x, x, self.phi, self.features(x))
-        return (across.mT @ self.weight)[..., 0] * self.scale + self.centre
+        left = (self.scales.variance(phi) - known).clamp_min(_LEAST)
+        mean = (across.mT @ self.weight)[..., 0]
+        return mean * self.scale + self.centre, (self.scales.size * left).sqrt() * self.scale
 
     def joined(self, x: Tensor, generator: torch.Generator) -> "Passes":
         """As if the function had been seen at a row (F,) without noise, and each pass had drawn what came out."""
         mean, std = self.moments(x[None])
         value = mean + std * torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
         return Passes(
-            self.features, self.scales, torch.cat((self.x, x[None])), torch.cat((self.target, value), 1),
-            torch.cat((self.noise, self.noise.new_full((1,), 1e-10))), self.centre, self.scale,
+            self.features, self.scales, torch.cat((self.x, x[None])),
+            torch.cat((self.target, (value - self.centre) / self.scale), 1),
+            torch.cat((self.noise, self.noise.new_full((1,), RATIOS[0]))), self.centre, self.scale,
         )  # fmt: skip
 
     @property
