@@ -24,7 +24,7 @@ from bbalpha.exploration.networks import Settings
 from bbalpha.exploration.surrogate import fit_passes
 
 COMMAND = "python benchmarks/explore_choice.py"
-EVALUATIONS, SEEDS = 40, 4
+EVALUATIONS, SEEDS = 40, 6
 
 
 def levy(x: Tensor) -> Tensor:
@@ -65,11 +65,11 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "levy": (levy, 2), "camel": (camel, 2), "rosenbrock": (rosenbrock, 3), "waves": (waves, 4), "ackley": (ackley, 5),
 }  # fmt: skip
 WAYS: dict[str, tuple[Settings, bool]] = {  # settings, and whether large values are drawn together
-    "networks and a process": (Settings(), True),
+    "networks and a process": (Settings(share=None), True),
     "networks alone": (Settings(share=1.0), True),
     "a process alone": (Settings(share=0.0), True),
-    "networks not trained": (Settings(steps=0), True),
-    "values as they are": (Settings(), False),
+    "networks not trained": (Settings(steps=0, share=None), True),
+    "values as they are": (Settings(share=None), False),
 }
 PROCESS = "GP (scikit-learn), large values drawn together"  # for comparison
 

@@ -7,22 +7,23 @@ from bbalpha.exploration.climbing import Drawn, Expected, log_h, log_improvement
 from bbalpha.exploration.networks import Settings
 from bbalpha.exploration.surrogate import fit_passes
 
-QUICK = Settings(networks=2, passes=3, width=16, steps=10)
+QUICK = Settings(networks=2, passes=3, width=16, steps=10, share=None)
 
 
 def rows(n, f, seed=0):
     return torch.rand(n, f, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def expected(noise=0.0):
+def expected(noise=0.0, settings=QUICK):
     x = rows(10, 2)
     y = (5 * x).sin().sum(1) + noise * torch.randn(10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return Expected(fit_passes(x, y, seed=0, settings=QUICK), torch.Generator().manual_seed(1))
+    return Expected(fit_passes(x, y, seed=0, settings=settings), torch.Generator().manual_seed(1))
 
 
+@pytest.mark.parametrize("settings", [QUICK, Settings(passes=2)])
 @pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_expected_improvement_agrees_with_many_draws(noise):
-    climb = expected(noise)
+def test_expected_improvement_agrees_with_many_draws(noise, settings):
+    climb = expected(noise, settings)
     at = rows(40, 2, 5)
     mean, std = climb.passes.moments(at)
     best = climb.passes.moments(climb.passes.x)[0].amin(1)
@@ -48,8 +49,8 @@ def test_the_improvement_is_known_far_below_what_it_can_be():
 
 
 def test_a_row_that_is_taken_is_not_worth_taking_again():
-    for noise in (0.0, 0.5):
-        climb = expected(noise)
+    for noise, settings in ((0.0, QUICK), (0.5, QUICK), (0.0, Settings()), (0.5, Settings())):
+        climb = expected(noise, settings)
         at = climb.refine(rows(100, 2, 3))
         before = climb.score(at[None])
         climb.take(at)

@@ -34,7 +34,7 @@ def run(loop, steps, measure=bowl):
     return loop
 
 
-def test_the_networks_find_the_bottom_of_a_bowl():
+def test_the_bottom_of_a_bowl_is_found():
     loop = run(bbalpha.Explorer(BOX, seed=0), 11)
     assert loop.best_y < 0.02
     assert loop.best_y == float(loop.y.min()) == float(bowl(loop.best_x[None]))

@@ -5,7 +5,7 @@ from bbalpha.exploration.networks import Settings
 from bbalpha.exploration.scales import Scales
 from bbalpha.exploration.surrogate import DropoutDraws, Passes, fit_draws, fit_passes
 
-QUICK = Settings(networks=2, passes=8, width=32, steps=20)
+QUICK = Settings(networks=2, passes=8, width=32, steps=20, share=None)
 
 
 def rows(n, f, seed=0):
@@ -36,15 +36,16 @@ def test_the_same_seed_gives_the_same_functions_in_any_units():
 
 
 @pytest.mark.parametrize("measure", [lambda x: (6 * x).sin().sum(1), lambda x: (x - 0.3).square().sum(1) + 100.0])
-def test_values_without_noise_are_met_and_so_little_is_taken_for_noise(measure):
+@pytest.mark.parametrize("settings", [None, Settings(share=None)])
+def test_values_without_noise_are_met_and_so_little_is_taken_for_noise(measure, settings):
     x = rows(30, 2)
     x = torch.cat((x, (x[:1] + 0.01 * rows(6, 2, 1)).clamp(0, 1)))  # some of them close together
     y = measure(x)
-    passes = fit_passes(x, y, seed=0)
+    passes = fit_passes(x, y, seed=0, settings=settings)
     mean, std = passes.moments(x)
     assert (mean - y).abs().max() < 1e-3 * y.std()
     assert std.max() < 1e-3 * y.std()
-    assert (fit_draws(x, y, seed=0)(x) - y).abs().max() < 1e-3 * y.std()
+    assert (fit_draws(x, y, seed=0, settings=settings)(x) - y).abs().max() < 1e-3 * y.std()
     assert passes.precision.rsqrt() < 1e-3 * y.std()
 
 

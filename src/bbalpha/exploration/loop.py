@@ -6,10 +6,9 @@
         explorer.observe(x, measure(x))
     explorer.best_x, explorer.best_y
 
-The first rows are a scrambled Sobol design. From then on small dropout networks, with a Gaussian process behind them,
-are fitted to what is known (`surrogate.py`), and asked is for where improvement is expected (`climbing.py`). What is
-suggested follows from the seed and from what was observed, in its order, and from nothing else: a run that was saved
-goes on as if it had not been.
+The first rows are a scrambled Sobol design. From then on a Gaussian process is fitted to what is known
+(`surrogate.py`), and asked is for where improvement is expected (`climbing.py`). What is suggested follows from the seed
+and from what was observed, in its order, and from nothing else: a run that was saved goes on as if it had not been.
 """
 
 import os
@@ -41,7 +40,7 @@ class Explorer:
         first: Rows of the first design; None takes 2 F + 2, at least 5. Any rows that were observed count.
         model: What functions are drawn from: called with rows scaled to [0, 1] (N, F), values that are to be small
             (N,) and a seed, it returns a function of rows (n, F) with the values of K functions (K, n), through which
-            gradients flow. None takes passes of small dropout networks with a Gaussian process behind them.
+            gradients flow. None takes a Gaussian process.
         seed: Of the design and of all that is drawn; None draws one from torch's global generator, to be read here.
 
     Attributes:
@@ -177,7 +176,7 @@ class Explorer:
         seed = step_seed(self.seed, len(self.y))
         generator = torch.Generator().manual_seed(seed)
         seen = self._scaled(self.x)
-        known = (self.model or networks)(seen, -self.y if self.maximise else self.y, seed)
+        known = (self.model or process)(seen, -self.y if self.maximise else self.y, seed)
         climb = promise(known, seen, generator)
         taken = self._scaled(designed)
         for row in taken:
@@ -229,7 +228,7 @@ class Explorer:
             )
 
 
-def networks(x: Tensor, y: Tensor, seed: int) -> Passes:
+def process(x: Tensor, y: Tensor, seed: int) -> Passes:
     """What `Explorer` knows by itself of values y (N,) at rows x (N, F)."""
     return fit_passes(x, eased(y), seed=seed)
 

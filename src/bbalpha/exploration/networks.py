@@ -25,7 +25,7 @@ class Settings:
         learning_rate: Of Adam.
         spread: The first weights and biases start out so many times as large: functions then begin with more bends.
         share: What the features have of the variance of a function, the rest being a Gaussian process in the inputs;
-            None is by the evidence, 1 features alone, 0 the process alone.
+            None is by the evidence, 1 features alone, 0 the process alone, without networks.
     """
 
     networks: int = 4
@@ -36,7 +36,7 @@ class Settings:
     steps: int = 50
     learning_rate: float = 0.02
     spread: float = 2.0
-    share: float | None = None
+    share: float | None = 0.0
 
 
 class Networks:

@@ -1,13 +1,14 @@
-"""What a function may look like between few measurements: passes of small dropout networks, and what they leave over.
+"""What a function may look like between few measurements: a Gaussian process, and passes of dropout networks before it.
 
-A few small networks are trained with dropout and the alpha objective. Each pass of each of them under shared masks is a
-set of features phi (N, H). What is read out of them is linear, and what they leave over is a Gaussian process g in the
-inputs, so that every pass can bend as little, or as much, as the measurements ask for:
+Every pass has its own features phi (N, H), what is read out of them is linear, and what they leave over is a Gaussian
+process g in the inputs:
 
     y = phi w + g(x) + c + noise,     all Gaussian, with scales by the evidence (`scales.py`)
 
-So each pass knows mean and variance of the function at any row exactly, and the passes are a mixture. Where there are
-measurements without noise all of them meet these, and away from them they part.
+So each pass knows mean and variance of the function at any row exactly, and the passes are a mixture. Measurements
+without noise are met, and away from them the functions part. With `share=0` there are no features and all passes are
+the process alone: that is how `Settings` come, since on average networks before it gain nothing (they are surer of the
+best row, and oftener misled; benchmarks/explore_choice.py).
 """
 
 import math
@@ -45,7 +46,8 @@ def fit_passes(x: Tensor, y: Tensor, *, seed: int, settings: Settings | None = N
     features = Features.fitted(made, x, target, generator)
     phi = features(x)
     scales = likeliest(x, phi, target, made.share)
-    return Passes(features, scales, x, target.expand(len(phi), -1), scales.ratio.expand(len(x)), centre, scale)
+    values = target.expand(made.networks * made.passes, -1)
+    return Passes(features, scales, x, values, scales.ratio.expand(len(x)), centre, scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +55,7 @@ class Features:
     """Of trained networks under masks: rows in [0, 1] (n, F) -> (K, n, H), of mean square 1 at the measured rows.
 
     Attributes:
-        networks: What the features come from; None for no networks: one pass, of one feature that is 0.
+        networks: What the features come from; None for no networks: one feature that is 0, the same for all passes.
         masks: Of the passes.
         size: What the features are divided by.
     """
@@ -83,7 +85,7 @@ class Passes:
     """Mean and variance of the function under each of K passes, given N values.
 
     Args:
-        features: Of the passes, x (n, F) -> (K, n, H).
+        features: Of the passes, x (n, F) -> (K, n, H), or (1, n, H) for all of them.
         scales: Of all passes.
         x: Rows (N, F).
         target: Their values under each pass, less `centre`, over `scale` (K, N).
@@ -104,7 +106,7 @@ class Passes:
         self.weight = torch.cholesky_solve(target[..., None], self.lower)  # (K, N, 1)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of the function at rows (n, F), without noise: (K, n) both."""
+        """Mean (K, n) and deviation (K, n), or (1, n) if it is the same for all, at rows (n, F), without noise."""
         phi = self.features(x)
         across = self.scales.covariance(self.x, x, self.phi, phi)  # (K, N, n)
         known = torch.linalg.solve_triangular(self.lower, across, upper=False).square().sum(1)
@@ -140,8 +142,7 @@ class DropoutDraws:
 
     def __init__(self, passes: Passes, generator: torch.Generator) -> None:
         self.passes = passes
-        K, N, H = passes.phi.shape
-        F = passes.x.shape[1]
+        (K, N), F, H = passes.target.shape, passes.x.shape[1], passes.phi.shape[2]
         normal = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
         thick = (5 / normal(5, _WAVES).square().sum(0)).sqrt()  # Matern 5/2: frequencies of Student's t, 5 degrees
         self.frequency = normal(F, _WAVES) * thick / passes.scales.lengths[:, None]
