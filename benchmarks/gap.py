@@ -23,6 +23,7 @@ from torch import Tensor
 
 import bbalpha
 from bbalpha.experiments.results import Ledger
+from bbalpha.exploration.networks import Settings
 from bbalpha.exploration.surrogate import fit_draws
 from bbalpha.networks import mlp
 from bbalpha.training.fitting import cosine
@@ -156,16 +157,12 @@ def joint(task: Task, seed: int) -> Known:
 
 
 def drawn(task: Task, seed: int) -> Known:
-    """Functions from passes and a process behind them, as `Explorer` has them, on at most 300 of the rows."""
+    """Networks whose readouts are drawn from their posterior, on at most 300 of the rows."""
     low, high = task.x.amin(0), task.x.amax(0)
     size = torch.where(high > low, high - low, 1.0)
-    draws = fit_draws((task.x[:300] - low) / size, task.y[:300].double(), seed=seed)
-
-    def values(x: Tensor) -> tuple[Tensor, Tensor]:
-        functions = draws((x - low) / size)
-        return functions, draws.precision.expand(len(functions), 1)
-
-    return values
+    alone = Settings(passes=16, share=1.0)
+    draws = fit_draws((task.x[:300] - low) / size, task.y[:300].double(), seed=seed, settings=alone)
+    return lambda x: (draws((x - low) / size), draws.precision.expand(64, 1))
 
 
 def process(task: Task, seed: int) -> Known:

@@ -7,8 +7,9 @@
     explorer.best_x, explorer.best_y
 
 The first rows are a scrambled Sobol design. From then on a Gaussian process is fitted to what is known
-(`surrogate.py`), and asked is for where improvement is expected (`climbing.py`). What is suggested follows from the seed
-and from what was observed, in its order, and from nothing else: a run that was saved goes on as if it had not been.
+(`surrogate.py`), and asked is for where improvement is expected (`climbing.py`). What is suggested follows from the
+seed and from what was observed, in its order, and from nothing else: a run that was saved goes on as if it had not
+been.
 """
 
 import os
