@@ -23,7 +23,8 @@ from torch import Tensor
 
 import bbalpha
 from bbalpha.experiments.results import Ledger
-from bbalpha.exploration.surrogate import Settings, fit_draws
+from bbalpha.exploration.networks import Settings
+from bbalpha.exploration.surrogate import fit_draws
 from bbalpha.networks import mlp
 from bbalpha.training.fitting import cosine
 from bbalpha.training.population import Member, Population, fit_population
@@ -156,10 +157,11 @@ def joint(task: Task, seed: int) -> Known:
 
 
 def drawn(task: Task, seed: int) -> Known:
-    """Networks whose readouts are drawn from their posterior, as `Explorer` has them, on at most 300 of the rows."""
+    """Networks whose readouts are drawn from their posterior, on at most 300 of the rows."""
     low, high = task.x.amin(0), task.x.amax(0)
     size = torch.where(high > low, high - low, 1.0)
-    draws = fit_draws((task.x[:300] - low) / size, task.y[:300].double(), seed=seed, settings=Settings())
+    alone = Settings(passes=16, share=1.0)
+    draws = fit_draws((task.x[:300] - low) / size, task.y[:300].double(), seed=seed, settings=alone)
     return lambda x: (draws((x - low) / size), draws.precision.expand(64, 1))
 
 

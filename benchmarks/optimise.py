@@ -84,12 +84,15 @@ def by_chance(measure: Objective, inputs: int, seed: int) -> Tensor:
     return measure(torch.cat((design(inputs, seed), rows)))
 
 
-def process(measure: Objective, inputs: int, seed: int, change: Callable[[Tensor], Tensor] = lambda y: y) -> Tensor:
+def process(
+    measure: Objective, inputs: int, seed: int, change: Callable[[Tensor], Tensor] = lambda y: y, *,
+    evaluations: int = EVALUATIONS,
+) -> Tensor:  # fmt: skip
     """scikit-learn's Gaussian process and expected improvement."""
     random = np.random.default_rng(seed)
     x = design(inputs, seed)
     y = measure(x)
-    while len(y) < EVALUATIONS:
+    while len(y) < evaluations:
         gp = fitted(x.numpy(), change(y).numpy(), seed)
         row = torch.from_numpy(climbed(gp, x.numpy(), change(y).numpy(), random))[None]
         x, y = torch.cat((x, row)), torch.cat((y, measure(row)))

@@ -34,7 +34,7 @@ def run(loop, steps, measure=bowl):
     return loop
 
 
-def test_the_networks_find_the_bottom_of_a_bowl():
+def test_the_bottom_of_a_bowl_is_found():
     loop = run(bbalpha.Explorer(BOX, seed=0), 11)
     assert loop.best_y < 0.02
     assert loop.best_y == float(loop.y.min()) == float(bowl(loop.best_x[None]))
@@ -101,6 +101,28 @@ def test_rows_of_a_batch_lie_in_the_box_and_apart():
     low, high = torch.tensor(BOX, dtype=torch.float64).unbind(1)
     assert bool(((x >= low) & (x <= high)).all())
     assert torch.pdist(x).min() > 1e-6
+
+
+def test_rows_of_a_batch_are_apart_also_where_measurements_are_noisy():
+    generator = torch.Generator().manual_seed(0)
+    for noise in (0.0, 1.0):
+        loop = bbalpha.Explorer(BOX, seed=0)
+        x = loop.suggest(6)
+        loop.observe(x, bowl(x) + noise * torch.randn(6, generator=generator, dtype=torch.float64))
+        assert torch.pdist(loop.suggest(4)).min() > 1e-6
+
+
+def test_the_last_digits_of_the_best_row_are_looked_for():
+    loop = run(bbalpha.Explorer(BOX, seed=0), 20)
+    assert loop.best_y < 1e-7
+    assert ((loop.best_x - torch.tensor([0.4, 11.3])) / (loop.high - loop.low)).abs().max() < 2e-4
+
+
+def test_a_row_that_is_measured_again_and_again():
+    loop = bbalpha.Explorer(BOX, seed=0)
+    x = loop.suggest(6)
+    loop.observe(torch.cat((x, x, x[:1])), torch.cat((bowl(x), bowl(x) + 0.1, bowl(x[:1]))))
+    assert bool(loop.suggest(2).isfinite().all())
 
 
 def test_the_first_design_is_spread_and_each_seed_has_its_own():

@@ -1,11 +1,11 @@
-import math
-
+import pytest
 import torch
 
-from bbalpha.exploration.climbing import Climb, ascend, log_improvement
-from bbalpha.exploration.surrogate import Settings, _evidence, _Readout, fit_draws
+from bbalpha.exploration.networks import Settings
+from bbalpha.exploration.scales import Scales
+from bbalpha.exploration.surrogate import DropoutDraws, Passes, fit_draws, fit_passes
 
-QUICK = Settings(networks=2, passes=8, width=32, steps=20)
+QUICK = Settings(networks=2, passes=8, width=32, steps=20, share=None)
 
 
 def rows(n, f, seed=0):
@@ -35,72 +35,100 @@ def test_the_same_seed_gives_the_same_functions_in_any_units():
     assert not torch.equal(fit_draws(x, y, seed=5, settings=QUICK)(at), first(at))
 
 
-def test_readouts_have_the_moments_of_the_posterior():
-    K, N, H = 20_000, 4, 3
+@pytest.mark.parametrize("measure", [lambda x: (6 * x).sin().sum(1), lambda x: (x - 0.3).square().sum(1) + 100.0])
+@pytest.mark.parametrize("settings", [None, Settings(share=None)])
+def test_values_without_noise_are_met_and_so_little_is_taken_for_noise(measure, settings):
+    x = rows(30, 2)
+    x = torch.cat((x, (x[:1] + 0.01 * rows(6, 2, 1)).clamp(0, 1)))  # some of them close together
+    y = measure(x)
+    passes = fit_passes(x, y, seed=0, settings=settings)
+    mean, std = passes.moments(x)
+    assert (mean - y).abs().max() < 1e-3 * y.std()
+    assert std.max() < 1e-3 * y.std()
+    assert (fit_draws(x, y, seed=0, settings=settings)(x) - y).abs().max() < 1e-3 * y.std()
+    assert passes.precision.rsqrt() < 1e-3 * y.std()
+
+
+def test_draws_and_moments_need_no_units_of_the_rows_precision():
+    x, y = rows(12, 2), rows(12, 1)[:, 0]
+    assert fit_draws(x.float(), y.float(), seed=0, settings=QUICK)(x.float()).dtype == torch.float64
+
+
+def known(K, share):
+    """Passes with features, scales and values of this file's own, and rows to ask for."""
     generator = torch.Generator().manual_seed(0)
-    features = torch.randn(N, H, generator=generator, dtype=torch.float64)
-    target = features @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) + torch.tensor([0.3, -0.2, 0.1, 0.0])
-    readout = _Readout(features.expand(K, N, H), target, generator)
-    phi = torch.cat((features, torch.ones(N, 1)), 1) / math.sqrt(H)
-    precision = (phi.T @ phi / readout.noise + torch.eye(H + 1)) / readout.size
+    turn = torch.randn(2, 3, generator=generator, dtype=torch.float64)
+    x, at = rows(4, 2), rows(3, 2, 1)
+    scales = Scales(*(torch.tensor(v).double() for v in ([0.4, 0.9], share, 0.01, 1.7)))
+    target = (5 * x[:, 0]).sin() + x[:, 1]
+    passes = Passes(
+        lambda x: (3 * x @ turn).tanh().expand(K, -1, -1), scales, x, target.expand(K, -1), scales.ratio.expand(4),
+        torch.tensor(2.0).double(), torch.tensor(3.0).double(),
+    )  # fmt: skip
+    return passes, at, (3 * x @ turn).tanh(), (3 * at @ turn).tanh(), target
+
+
+def posterior(share):
+    """Mean and covariance at the rows asked for, by the textbook."""
+    passes, at, phi, its_phi, target = known(1, share)
+    everything = torch.cat((phi, its_phi))[None]
+    where = torch.cat((passes.x, at))
+    C = passes.scales.size * passes.scales.covariance(where, where, everything, everything)[0]
+    gain = C[4:, :4] @ torch.linalg.inv(C[:4, :4] + 0.01 * 1.7 * torch.eye(4))
+    return 2 + 3 * gain @ target, 9 * (C[4:, 4:] - gain @ C[:4, 4:])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_mean_and_deviation_are_those_of_the_posterior(share):
+    passes, at, *_ = known(2, share)
+    mean, covariance = posterior(share)
+    found, std = passes.moments(at)
+    torch.testing.assert_close(found, mean.expand(2, -1))
+    torch.testing.assert_close(std, covariance.diagonal().sqrt().expand(2, -1))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_draws_have_the_moments_of_the_posterior(share):
+    K = 20_000
+    passes, at, *_ = known(K, share)
+    mean, covariance = posterior(share)
+    values = DropoutDraws(passes, torch.Generator().manual_seed(1))(at)
+    error = (covariance.diagonal() / K).sqrt()
+    if share == 1.0:  # the process is a sum of waves that all passes share, and exact only nearly
+        assert bool(((values.mean(0) - mean).abs() < 5 * error).all())
+    torch.testing.assert_close(values.mean(0), mean, rtol=0.02, atol=0.02 * float(covariance.diagonal().max().sqrt()))
+    torch.testing.assert_close(values.T.cov(), covariance, rtol=0.1, atol=0.05 * float(covariance.abs().max()))
+
+
+def test_readouts_have_the_moments_of_the_posterior():
+    """Of the weights, found again from what is drawn: with features alone, and less the constant."""
+    K = 20_000
+    passes, _, phi, _, target = known(K, 1.0)
+    full = torch.cat((phi, torch.ones(4, 1)), 1)
+    precision = (full.T @ full / 0.01 + torch.eye(4)) / 1.7
     covariance = torch.linalg.inv(precision)
-    mean = covariance @ phi.T @ target / (readout.noise * readout.size)
-    weight = readout.weight[..., 0]
+    mean = covariance @ full.T @ target / (0.01 * 1.7)
+    draws = DropoutDraws(passes, torch.Generator().manual_seed(1))
+    at = rows(40, 2, 7)
+    values = (draws(at) - passes.centre) / passes.scale
+    reads = torch.cat((passes.features(at)[0], torch.ones(40, 1)), 1)
+    weight = values @ torch.linalg.pinv(reads).T
     error = (covariance.diagonal() / K).sqrt()
     assert bool(((weight.mean(0) - mean).abs() < 5 * error).all())
     torch.testing.assert_close(weight.T.cov(), covariance, rtol=0.1, atol=0.05 * float(covariance.abs().max()))
 
 
-def _size(phi, target, noise):
-    kernel = phi @ phi.T + noise * torch.eye(len(target), dtype=torch.float64)
-    return target @ torch.linalg.solve(kernel, target) / len(target)
-
-
-def test_the_evidence_is_that_of_the_gaussian():
-    phi = torch.randn(1, 6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    target = torch.randn(6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-
-    def log_evidence(noise, size):
-        covariance = size * (phi[0] @ phi[0].T + noise * torch.eye(6, dtype=torch.float64))
-        return torch.distributions.MultivariateNormal(torch.zeros(6).double(), covariance).log_prob(target)
-
-    noise, size = _evidence(phi, target)
-    found = log_evidence(noise, size)
-    assert found > log_evidence(noise, 1.1 * size)
-    assert found > log_evidence(noise, 0.9 * size)
-    grid = torch.logspace(-6, 1, 22, dtype=torch.float64)
-    assert found > max(log_evidence(r, _size(phi[0], target, r)) for r in grid) - 1e-9
-
-
-def test_improvement_of_gaussian_draws_is_the_closed_form():
-    generator = torch.Generator().manual_seed(0)
-    mean, std, best = torch.tensor([0.0, 1.0, -0.5]), torch.tensor([1.0, 0.3, 0.1]), 0.2
-    values = mean + std * torch.randn(200_000, 3, generator=generator)
-    z = (best - mean) / std
-    normal = torch.distributions.Normal(0.0, 1.0)
-    expected = (best - mean) * normal.cdf(z) + std * normal.log_prob(z).exp()
-    found = log_improvement(values, torch.full((200_000,), best), 1e-4).exp() * 1e-4 / len(values)
-    torch.testing.assert_close(found, expected, rtol=0.02, atol=2e-4)
-
-
-def test_where_nothing_improves_there_is_a_way_up():
-    values = torch.tensor([[5.0, 4.0, 1e4]], dtype=torch.float64).requires_grad_()
-    scores = log_improvement(values, torch.zeros(1, dtype=torch.float64), 1e-3)
-    assert scores[1] > scores[0] > scores[2]
-    (slope,) = torch.autograd.grad(scores.sum(), values)
-    assert bool((slope < 0).all())
-
-
-def test_climbing_reaches_the_top_and_stays_in_the_box():
-    top = torch.tensor([0.3, 1.4], dtype=torch.float64)  # outside: the best in the box is (0.3, 1)
-    found = ascend(lambda x: -(x - top).square().sum(1), rows(5, 2))
-    assert (found - torch.tensor([0.3, 1.0])).abs().max() < 1e-2
-
-
-def test_a_row_that_is_taken_leaves_nothing_to_gain_beside_it():
-    draws = lambda x: (x - 0.5).square().sum(1).expand(4, -1)  # noqa: E731
-    climb = Climb(draws, rows(6, 2))
-    at = torch.full((1, 2), 0.5, dtype=torch.float64)
-    before = climb.scores(at)
-    climb.take(at[0])
-    assert climb.scores(at) < before - 1
+def test_a_row_that_is_joined_is_known_as_if_it_had_been_measured():
+    passes, at, *_ = known(50, 0.4)
+    row = at[1]
+    mean, covariance = posterior(0.4)
+    more = passes.joined(row, torch.Generator().manual_seed(0))
+    value, std = more.moments(row[None])
+    assert std.max() < 1e-3
+    assert bool(((value[:, 0] - mean[1]).abs() < 4 * covariance[1, 1].sqrt()).all())
+    assert value.std() > 0.5 * covariance[1, 1].sqrt()
+    elsewhere, its_std = more.moments(at[:1])
+    gain = covariance[0, 1] / covariance[1, 1]
+    torch.testing.assert_close(elsewhere, mean[0] + gain * (value - mean[1]), rtol=1e-6, atol=1e-6)
+    left = covariance[0, 0] - gain * covariance[0, 1]
+    torch.testing.assert_close(its_std, left.sqrt().expand(50, 1), rtol=1e-6, atol=1e-6)

@@ -6,9 +6,10 @@
         explorer.observe(x, measure(x))
     explorer.best_x, explorer.best_y
 
-The first rows are a scrambled Sobol design. From then on small dropout networks are fitted to what is known
-(`surrogate.py`), and asked is for where they promise most (`climbing.py`). What is suggested follows from the seed and
-from what was observed, in its order, and from nothing else: a run that was saved goes on as if it had not been.
+The first rows are a scrambled Sobol design. From then on a Gaussian process is fitted to what is known
+(`surrogate.py`), and asked is for where improvement is expected (`climbing.py`). What is suggested follows from the
+seed and from what was observed, in its order, and from nothing else: a run that was saved goes on as if it had not
+been.
 """
 
 import os
@@ -22,11 +23,11 @@ from torch.quasirandom import SobolEngine
 
 from bbalpha._kernels import draw_seed, step_seed
 from bbalpha.checks import check_count, check_flag, check_seed
-from bbalpha.exploration.climbing import Climb
+from bbalpha.exploration.climbing import promise
 from bbalpha.exploration.storing import read_folder, write_folder
-from bbalpha.exploration.surrogate import Draws, fit_draws
+from bbalpha.exploration.surrogate import Draws, Passes, fit_passes
 
-Model = Callable[[Tensor, Tensor, int], Draws]  # rows in [0, 1] (N, F), values to be small (N,), a seed
+Model = Callable[[Tensor, Tensor, int], Draws | Passes]  # rows in [0, 1] (N, F), values to be small (N,), a seed
 _EVERYWHERE, _NEAR, _AROUND = 600, 60, 3  # candidates in the box, near each of the best rows, and how many of these
 
 
@@ -40,7 +41,7 @@ class Explorer:
         first: Rows of the first design; None takes 2 F + 2, at least 5. Any rows that were observed count.
         model: What functions are drawn from: called with rows scaled to [0, 1] (N, F), values that are to be small
             (N,) and a seed, it returns a function of rows (n, F) with the values of K functions (K, n), through which
-            gradients flow. None takes small dropout networks.
+            gradients flow. None takes a Gaussian process.
         seed: Of the design and of all that is drawn; None draws one from torch's global generator, to be read here.
 
     Attributes:
@@ -176,14 +177,15 @@ class Explorer:
         seed = step_seed(self.seed, len(self.y))
         generator = torch.Generator().manual_seed(seed)
         seen = self._scaled(self.x)
-        climb = Climb((self.model or _networks)(seen, -self.y if self.maximise else self.y, seed), seen)
+        known = (self.model or process)(seen, -self.y if self.maximise else self.y, seed)
+        climb = promise(known, seen, generator)
         taken = self._scaled(designed)
         for row in taken:
             climb.take(row)
         rows = []
         for _ in range(n):
             if left is None:
-                at = climb.refine(self._pool(generator))
+                at = climb.refine(*self._pool(generator))
                 rows.append(self._placed(at[None])[0])
             else:
                 others = left[~_among(left, torch.cat((designed, *(r[None] for r in rows))))]
@@ -192,7 +194,7 @@ class Explorer:
             climb.take(at)
         return torch.stack(rows)
 
-    def _pool(self, generator: torch.Generator) -> Tensor:
+    def _pool(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Candidates in the unit cube: everywhere, and at all distances from the best rows."""
         F = len(self.low)
         everywhere = torch.rand((_EVERYWHERE, F), generator=generator, dtype=torch.float64)
@@ -200,7 +202,7 @@ class Explorer:
         centres = best.repeat_interleave(_NEAR, 0)
         reach = 0.2 * 10 ** (-3 * torch.rand((len(centres), 1), generator=generator, dtype=torch.float64))
         steps = torch.randn((len(centres), F), generator=generator, dtype=torch.float64)
-        return torch.cat((everywhere, (centres + reach * steps).clamp(0, 1)))
+        return everywhere, (centres + reach * steps).clamp(0, 1)
 
     def _unseen(self, rows: Tensor) -> Tensor:
         return rows[~_among(rows, self.x)]
@@ -227,8 +229,9 @@ class Explorer:
             )
 
 
-def _networks(x: Tensor, y: Tensor, seed: int) -> Draws:
-    return fit_draws(x, eased(y), seed=seed)
+def process(x: Tensor, y: Tensor, seed: int) -> Passes:
+    """What `Explorer` knows by itself of values y (N,) at rows x (N, F)."""
+    return fit_passes(x, eased(y), seed=seed)
 
 
 def eased(y: Tensor) -> Tensor:
