@@ -18,9 +18,8 @@ def ascend(
     calls: int = 60,
 ) -> Tensor:  # fmt: skip
     """The best row found uphill from `start` (S, D), within low and high: score (S, D) -> (S,)."""
-    x = start.detach()
-    low, high = (torch.as_tensor(bound, dtype=x.dtype).expand(x.shape[1]) for bound in (low, high))
-    box = high - low
+    low, high = (torch.as_tensor(bound, dtype=start.dtype).expand(start.shape[1]) for bound in (low, high))
+    x, box = start.detach().clamp(low, high), high - low
     value, slope = _value_and_slope(score, x)
     length, part = torch.full_like(value, _FIRST), torch.ones_like(value)
     shape = _steepest(slope, box, length)
