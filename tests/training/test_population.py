@@ -254,3 +254,18 @@ def test_errors():
         fit_population(x, y, [Member(train=[0, 1])], epochs=1, sample_weight=torch.tensor([0.0, 0.0, *[1.0] * 148]))
     with pytest.raises(ValueError, match=r"\(N, F\)"):
         fit_population(x, y[:3], MIXED, epochs=1)
+
+
+def test_numbers_that_are_left_as_they_are() -> None:
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = (x - x.mean(0)) / x.std(0, correction=0)
+    y = (x[:, 0] - x[:, 0].mean()) / x[:, 0].std(correction=0)
+    member = Member(train=range(40), validation=range(40, 60))
+    scaled, plain = (fit_population(x, y, [member], epochs=3, standardise=choice) for choice in (True, False))
+    torch.testing.assert_close(scaled.nll, plain.nll)  # they had mean 0 and deviation 1
+    wide = fit_population(3 * x + 1, 2 * y, [member], epochs=3, standardise=False)
+    assert wide.x_mean.abs().max() == wide.y_mean.abs().max() == 0
+    assert wide.x_scale.unique().tolist() == wide.y_scale.unique().tolist() == [1.0]
+    assert (wide.nll - plain.nll).abs().min() > 0.1
+    with pytest.raises(ValueError, match="`y` must be finite"):
+        fit_population(x, y.masked_fill(y == y.max(), torch.nan), [member], epochs=1, standardise=False)
