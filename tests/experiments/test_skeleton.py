@@ -65,6 +65,19 @@ def test_nothing_new_is_begun_once_a_unit_has_failed(kept, tmp_path):
     assert kept.rows == []
 
 
+@dataclass(frozen=True)
+class Stage(Square):
+    """Needless once its number is 3 or more in the results."""
+
+    def done(self, kept):
+        return any(row["number"] >= 3 or row["number"] == self.number for row in kept.rows)
+
+
+def test_what_is_needless_by_the_time_it_would_begin_is_left_out(kept, tmp_path):
+    run_units(kept, [Stage(i) for i in (1, 3, 5, 7)], partial(slow_square, ()), state=tmp_path / ".state/squares/x")
+    assert [row["number"] for row in kept.rows] == [1, 3]
+
+
 def test_names_and_labels_follow_the_fields():
     assert (Square(3).name, Square(3).label) == ("3", "number 3")
 

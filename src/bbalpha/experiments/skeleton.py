@@ -14,7 +14,8 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -94,6 +95,8 @@ def run_units(
 ) -> None:  # fmt: skip
     """Run the units that are not done, in their order, and put their rows into `kept`.
 
+    A unit that others have made needless by the time it would begin is left out.
+
     Args:
         kept: The results.
         units: All of them.
@@ -104,8 +107,19 @@ def run_units(
         elsewhere: Where the rows go in place of `kept`, which then notes the seconds alone.
     """
     missing = [unit for unit in units if not unit.done(kept)]
+    begun: deque[_U] = deque()
+
+    def needed() -> Iterator[_U]:
+        for unit in missing:
+            if unit.done(kept):
+                bar.update()
+            else:
+                begun.append(unit)
+                yield unit
+
     with tqdm(total=len(missing), unit="unit", desc=kept.path.stem, disable=None) as bar:
-        for unit, (rows, seconds) in zip(missing, _made(missing, work, state, jobs), strict=True):
+        for rows, seconds in _made(needed(), work, state, jobs):
+            unit = begun.popleft()
             if elsewhere is not None:
                 elsewhere.add(rows, seconds=0.0)
             kept.add([] if elsewhere is not None else rows, seconds=seconds, part=unit.part)
@@ -125,7 +139,7 @@ def threads(n: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _made(units: Sequence[_U], work: Work[_U], state: Path, jobs: int | None) -> Iterator[tuple[list[Row], float]]:
+def _made(units: Iterable[_U], work: Work[_U], state: Path, jobs: int | None) -> Iterator[tuple[list[Row], float]]:
     """The rows of each unit and the seconds they took, in their order."""
     return spread(partial(_timed, work, state), units, jobs=jobs)
 
