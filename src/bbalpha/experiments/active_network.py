@@ -19,7 +19,7 @@ from bbalpha.sampling import sample
 
 BATCH = 64
 _BLOCK = 500  # rows at a time
-_SHORT = 16  # of all passes: what they add up stays near the processor
+_SHORT = 64  # rows of all passes: what they add up stays near the processor
 
 
 @dataclass(frozen=True)
