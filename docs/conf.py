@@ -32,7 +32,8 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:obj", ".*"),
     ("py:(class|data|exc|meth|func)", r"(?!bbalpha\.).*|bbalpha\._.*|bbalpha\.convert\.Model"),
-    ("py:class", r"bbalpha\.(training\.(retrofitting|heldout)|exploration\.surrogate|integrations\.transformers\.heads)\..*"),
+    ("py:class", r"bbalpha\.(training\.(retrofitting|heldout)|integrations\.transformers\.heads)\..*"),
+    ("py:class", r"bbalpha\.exploration\.surrogate\..*"),
 ]
 default_role = "py:obj"
 
